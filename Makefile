@@ -1,0 +1,40 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+
+SHELL := bash
+BIN := .venv/bin
+CSRC = $$(find csrc_rocm -name '*.h' -o -name '*.cc' -o -name '*.cu' | sort)
+# What the command line hands to pytest or to the demo: make test ARGS="-k page", make demo ARGS="--no-convert".
+ARGS ?=
+
+.PHONY: help demo test lint format venv rocm clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: venv ## prefill on standard pages, hand over through NIXL, decode on shuffled pages; fails unless identical
+	@$(BIN)/python -m flashinfer handoff $(ARGS)
+
+test: venv rocm lint ## lint and every test, AMD compilation included
+	@$(BIN)/python -m pytest --timeout 900 $(ARGS)
+
+lint: venv ## ruff, mypy, clang-format
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/clang-format --dry-run -Werror $(CSRC)
+
+format: venv ## rewrite the sources as lint wants them
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+	@$(BIN)/clang-format -i $(CSRC)
+
+venv: ## create or refresh .venv from the pins
+	@scripts/setup_venv
+
+rocm: venv ## make the ROCm compile environment, where this machine can
+	@scripts/rocm_env setup || echo "rocm: no AMD compile environment; tests that need it say so"
+
+clean: ## remove .venv, builds and caches of the tools
+	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
