@@ -1,0 +1,69 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions of the package.
+
+A caller's mistake is an `InvalidArgumentError` (a `ValueError`); what the machine cannot do is a
+`RuntimeError`. Messages read `op: argument must be X, got Y; remedy`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flashinfer.jit.spec import JitSpec
+
+
+class FlashInferError(Exception):
+    """Base of every exception this package raises on purpose."""
+
+
+class InvalidArgumentError(FlashInferError, ValueError):
+    """An argument breaks the contract of the call."""
+
+
+class BackendUnavailableError(FlashInferError, RuntimeError):
+    """No backend, or not the one asked for, can take the call; the message says why for each."""
+
+
+class BuildError(FlashInferError, RuntimeError):
+    """A kernel module did not compile.
+
+    Parameters
+    ----------
+    name
+        The module.
+    command
+        The command that failed.
+    log_tail
+        The last lines it printed.
+    """
+
+    def __init__(self, name: str, command: str, log_tail: str) -> None:
+        super().__init__(f"build of module {name!r} failed\ncommand: {command}\n{log_tail}")
+        self.name = name
+        self.command = command
+        self.log_tail = log_tail
+
+
+class MissingJITCacheError(FlashInferError, RuntimeError):
+    """Compilation is disabled and the module was not built ahead of time.
+
+    Parameters
+    ----------
+    spec
+        The module that is missing.
+    detail
+        Where it was looked for.
+    """
+
+    def __init__(self, spec: JitSpec, detail: str) -> None:
+        super().__init__(
+            f"module {spec.name!r} is not built and FLASHINFER_DISABLE_JIT is set; {detail}; "
+            f"build it with: python -m flashinfer build {spec.name}"
+        )
+        self.spec = spec
+
+
+class LaunchError(FlashInferError, RuntimeError):
+    """The runtime refused a kernel launch."""
