@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+// SPDX-License-Identifier: Apache-2.0
+// Tensors to params for kernels/page.h. Arguments were validated by the op; `fault` is int64[4] on the same device.
+#include "kernels/page.h"
+
+#include "shims/tensor.h"
+
+namespace fi {
+namespace {
+
+PageTable page_table(const at::Tensor& batch_indices, const at::Tensor& positions, const at::Tensor& kv_indptr,
+                     const at::Tensor& kv_indices, int64_t num_pages, int64_t page_size) {
+  PageTable t{};
+  t.batch_indices = index_array(batch_indices);
+  t.positions = index_array(positions);
+  t.kv_indptr = index_array(kv_indptr);
+  t.kv_indices = index_array(kv_indices);
+  t.nnz = batch_indices.numel();
+  t.batch_size = kv_indptr.numel() - 1;
+  t.num_indices = kv_indices.numel();
+  t.num_pages = num_pages;
+  t.page_size = static_cast<int32_t>(page_size);
+  return t;
+}
+
+// Dimensions of a cache tensor: head and token axes (-1 for token where the layout fixes it).
+AppendSide append_side(const at::Tensor& rows, const at::Tensor& cache, int64_t head_dim, int64_t token_dim) {
+  AppendSide s{};
+  s.rows = rows.const_data_ptr();
+  s.row_stride = byte_stride(rows, 0);
+  s.row_head_stride = byte_stride(rows, 1);
+  s.pool = cache.mutable_data_ptr();
+  s.page_stride = byte_stride(cache, 0);
+  s.head_stride = byte_stride(cache, head_dim);
+  s.token_stride = token_dim < 0 ? 0 : byte_stride(cache, token_dim);
+  return s;
+}
+
+void append_paged_kv_cache_shim(const at::Tensor& key, const at::Tensor& value, const at::Tensor& batch_indices,
+                                const at::Tensor& positions, const at::Tensor& k_cache, const at::Tensor& v_cache,
+                                const at::Tensor& kv_indices, const at::Tensor& kv_indptr, c10::string_view layout,
+                                const at::Tensor& fault) {
+  const c10::DeviceGuard guard(key.device());
+  const bool shuffled = layout == "SHUFFLED", nhd = layout == "NHD";
+  const int64_t head_dim = nhd ? 2 : 1, token_dim = shuffled ? -1 : nhd ? 1 : 2;
+  const int64_t page_size = shuffled ? k_cache.size(3) : k_cache.size(token_dim);
+  AppendParams p{};
+  p.table = page_table(batch_indices, positions, kv_indptr, kv_indices, k_cache.size(0), page_size);
+  p.k = append_side(key, k_cache, head_dim, token_dim);
+  p.v = append_side(value, v_cache, head_dim, token_dim);
+  p.layout = shuffled ? PoolLayout::kShuffled : PoolLayout::kStrided;
+  p.num_heads = static_cast<int32_t>(key.size(1));
+  p.element_bytes = static_cast<int32_t>(key.element_size());
+  p.head_bytes = static_cast<int32_t>(key.size(2) * key.element_size());
+  p.fault = fault_of(fault);
+  check_launch(append_paged_kv_cache(p, current_stream(key)), "append_paged_kv_cache");
+}
+
+MlaSide mla_side(const at::Tensor& rows, const at::Tensor& cache) {
+  MlaSide s{};
+  s.rows = rows.const_data_ptr();
+  s.row_stride = byte_stride(rows, 0);
+  s.pool = cache.mutable_data_ptr();
+  s.page_stride = byte_stride(cache, 0);
+  s.token_stride = byte_stride(cache, 1);
+  s.width_bytes = static_cast<int32_t>(rows.size(1) * rows.element_size());
+  return s;
+}
+
+void append_paged_mla_kv_cache_shim(const at::Tensor& ckv, const at::Tensor& kpe, const at::Tensor& batch_indices,
+                                    const at::Tensor& positions, const at::Tensor& ckv_cache,
+                                    const at::Tensor& kpe_cache, const at::Tensor& kv_indices,
+                                    const at::Tensor& kv_indptr, const at::Tensor& fault) {
+  const c10::DeviceGuard guard(ckv.device());
+  MlaAppendParams p{};
+  p.table = page_table(batch_indices, positions, kv_indptr, kv_indices, ckv_cache.size(0), ckv_cache.size(1));
+  p.ckv = mla_side(ckv, ckv_cache);
+  p.kpe = mla_side(kpe, kpe_cache);
+  p.fault = fault_of(fault);
+  check_launch(append_paged_mla_kv_cache(p, current_stream(ckv)), "append_paged_mla_kv_cache");
+}
+
+void get_batch_indices_positions_shim(const at::Tensor& append_indptr, const at::Tensor& seq_lens,
+                                      const at::Tensor& batch_indices, const at::Tensor& positions) {
+  const c10::DeviceGuard guard(append_indptr.device());
+  BatchPositionsParams p{};
+  p.append_indptr = index_array(append_indptr);
+  p.seq_lens = index_array(seq_lens);
+  p.batch_size = append_indptr.numel() - 1;
+  p.nnz = batch_indices.numel();
+  p.batch_indices = batch_indices.mutable_data_ptr<int32_t>();
+  p.positions = positions.mutable_data_ptr<int32_t>();
+  check_launch(get_batch_indices_positions(p, current_stream(append_indptr)), "get_batch_indices_positions");
+}
+
+void get_seq_lens_shim(const at::Tensor& kv_indptr, const at::Tensor& kv_last_page_len, int64_t page_size,
+                       const at::Tensor& seq_lens) {
+  const c10::DeviceGuard guard(kv_indptr.device());
+  SeqLensParams p{};
+  p.kv_indptr = index_array(kv_indptr);
+  p.kv_last_page_len = index_array(kv_last_page_len);
+  p.batch_size = kv_indptr.numel() - 1;
+  p.page_size = static_cast<int32_t>(page_size);
+  p.seq_lens = seq_lens.mutable_data_ptr<int32_t>();
+  check_launch(get_seq_lens(p, current_stream(kv_indptr)), "get_seq_lens");
+}
+
+}  // namespace
+}  // namespace fi
+
+// Schemas are spelled out: an inferred one drops the mutation marks and torch.compile then loses the writes.
+TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
+  m.def(
+      "append_paged_kv_cache(Tensor key, Tensor value, Tensor batch_indices, Tensor positions, Tensor(a!) k_cache, "
+      "Tensor(b!) v_cache, Tensor kv_indices, Tensor kv_indptr, str layout, Tensor(c!) fault) -> ()");
+  m.impl("append_paged_kv_cache", c10::DispatchKey::CompositeExplicitAutograd, &fi::append_paged_kv_cache_shim);
+  m.def(
+      "append_paged_mla_kv_cache(Tensor ckv, Tensor kpe, Tensor batch_indices, Tensor positions, "
+      "Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor(c!) fault) -> ()");
+  m.impl("append_paged_mla_kv_cache", c10::DispatchKey::CompositeExplicitAutograd,
+         &fi::append_paged_mla_kv_cache_shim);
+  m.def(
+      "get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, Tensor(a!) batch_indices, "
+      "Tensor(b!) positions) -> ()");
+  m.impl("get_batch_indices_positions", c10::DispatchKey::CompositeExplicitAutograd,
+         &fi::get_batch_indices_positions_shim);
+  m.def("get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int page_size, Tensor(a!) seq_lens) -> ()");
+  m.impl("get_seq_lens", c10::DispatchKey::CompositeExplicitAutograd, &fi::get_seq_lens_shim);
+}

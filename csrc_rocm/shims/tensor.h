@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+// SPDX-License-Identifier: Apache-2.0
+// What every shim needs of torch: the current stream, the device guard, and tensors as kernel arguments.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "kernels/common/fault.h"
+
+namespace fi {
+
+// Native handle of torch's current stream on the tensor's device; nullptr on the CPU. Goes through c10's virtual
+// guard, so that one source serves ROCm, CUDA and CPU builds of torch without c10/hip or c10/cuda headers.
+inline void* current_stream(const at::Tensor& t) {
+  const c10::Device device = t.device();
+  if (device.is_cpu()) return nullptr;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+}
+
+inline IndexArray index_array(const at::Tensor& t) { return IndexArray{t.const_data_ptr(), t.element_size() == 8}; }
+
+inline int64_t byte_stride(const at::Tensor& t, int64_t dim) { return t.stride(dim) * t.element_size(); }
+
+inline Fault* fault_of(const at::Tensor& t) { return reinterpret_cast<Fault*>(t.mutable_data_ptr<int64_t>()); }
+
+// The sentence is turned into a LaunchError by the Python side.
+inline void check_launch(int code, const char* op) { TORCH_CHECK(code == 0, op, ": launch failed with code ", code); }
+
+}  // namespace fi
