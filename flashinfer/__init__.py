@@ -1,0 +1,61 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""FlashInfer's attention and KV-cache API for AMD ROCm.
+
+Importing does nothing: no device is opened, nothing is compiled or written, and names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from flashinfer.version import __version__
+
+if TYPE_CHECKING:
+    from flashinfer.attention import paged_attention as paged_attention
+    from flashinfer.core.errors import BackendUnavailableError as BackendUnavailableError
+    from flashinfer.core.errors import BuildError as BuildError
+    from flashinfer.core.errors import InvalidArgumentError as InvalidArgumentError
+    from flashinfer.core.errors import LaunchError as LaunchError
+    from flashinfer.core.errors import MissingJITCacheError as MissingJITCacheError
+    from flashinfer.core.faults import check_device_errors as check_device_errors
+    from flashinfer.core.op import use_backend as use_backend
+    from flashinfer.explain import explain as explain
+    from flashinfer.kv.convert import convert_kv_pages as convert_kv_pages
+    from flashinfer.page import append_paged_kv_cache as append_paged_kv_cache
+    from flashinfer.page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
+    from flashinfer.page import get_batch_indices_positions as get_batch_indices_positions
+    from flashinfer.page import get_seq_lens as get_seq_lens
+
+# Public name -> module (PEP 562). A new public op is one line here and one above.
+_EXPORTS = {
+    "BackendUnavailableError": "core.errors",
+    "BuildError": "core.errors",
+    "InvalidArgumentError": "core.errors",
+    "LaunchError": "core.errors",
+    "MissingJITCacheError": "core.errors",
+    "append_paged_kv_cache": "page",
+    "append_paged_mla_kv_cache": "page",
+    "check_device_errors": "core.faults",
+    "convert_kv_pages": "kv.convert",
+    "explain": "explain",
+    "get_batch_indices_positions": "page",
+    "get_seq_lens": "page",
+    "paged_attention": "attention",
+    "use_backend": "core.op",
+}
+
+__all__ = ["__version__", *_EXPORTS]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'flashinfer' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"flashinfer.{_EXPORTS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

@@ -1,0 +1,212 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ops of the paged append and of its metadata."""
+
+from __future__ import annotations
+
+import torch
+
+from flashinfer.core.checks import describe, fail, index_vector
+from flashinfer.core.op import Op
+
+LAYOUTS = ("NHD", "HND", "SHUFFLED")
+# Bytes of an element decide how rows move; values are never looked at.
+ELEMENT_SIZES = (1, 2, 4)
+
+
+def _check_page_table(
+    op: str,
+    rows: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+) -> None:
+    device = rows.device
+    index_vector(op, "batch_indices", batch_indices, device)
+    index_vector(op, "positions", positions, device)
+    index_vector(op, "kv_indices", kv_indices, device)
+    index_vector(op, "kv_indptr", kv_indptr, device)
+    nnz = rows.size(0)
+    if batch_indices.size(0) != nnz:
+        fail(op, "batch_indices", f"of length {nnz}, one per appended row", batch_indices.size(0))
+    if positions.size(0) != nnz:
+        fail(op, "positions", f"of length {nnz}, one per appended row", positions.size(0))
+    if kv_indptr.size(0) < 1:
+        fail(op, "kv_indptr", "of length batch_size + 1", 0)
+
+
+def _check_rows(op: str, name: str, t: torch.Tensor, rank: int) -> None:
+    if t.dim() != rank:
+        fail(op, name, f"{rank}-D", describe(t))
+    if t.element_size() not in ELEMENT_SIZES:
+        fail(op, name, "of 1-, 2- or 4-byte elements", describe(t))
+    if t.size(-1) > 1 and t.stride(-1) != 1:
+        fail(op, name, "contiguous in its last dimension", f"stride {t.stride()}", f"pass {name}.contiguous()")
+
+
+def _check_cache(op: str, name: str, cache: torch.Tensor, rows: torch.Tensor, shape: tuple[object, ...]) -> None:
+    """`shape` holds the sizes that are known and a letter for those that are free."""
+    if cache.dim() != len(shape):
+        fail(op, name, f"{len(shape)}-D {list(shape)}", describe(cache))
+    for dim, want in enumerate(shape):
+        if isinstance(want, str):
+            continue
+        if cache.size(dim) != want:
+            fail(op, name, f"of shape {list(shape)}", list(cache.shape))
+    if cache.dtype != rows.dtype:
+        fail(op, name, f"of dtype {rows.dtype}, that of the appended rows", cache.dtype)
+    if cache.device != rows.device:
+        fail(op, name, f"on {rows.device}", cache.device)
+    if cache.size(-1) > 1 and cache.stride(-1) != 1:
+        fail(op, name, "contiguous in its last dimension", f"stride {cache.stride()}")
+
+
+def _check_shuffled(op: str, k_cache: torch.Tensor, v_cache: torch.Tensor, key: torch.Tensor) -> None:
+    heads, dim, x = key.size(1), key.size(2), 16 // key.element_size()
+    if dim % x:
+        fail(op, "append_key", f"of head dimension divisible by {x} for shuffled pages", dim)
+    _check_cache(op, "k_cache", k_cache, key, ("pages", heads, dim // x, "page_size", x))
+    page_size = k_cache.size(3)
+    if page_size % x:
+        fail(op, "k_cache", f"of a page size divisible by {x} for shuffled pages", page_size)
+    _check_cache(op, "v_cache", v_cache, key, (k_cache.size(0), heads, page_size // x, dim, x))
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        # Heads and pages may lie anywhere; what a head's page holds is addressed as one block.
+        want = (cache.size(3) * x, x, 1)
+        if cache.numel() and tuple(cache.stride()[2:]) != want:
+            fail(op, name, f"dense inside a head's page, strides [..., {want[0]}, {want[1]}, 1]", cache.stride())
+
+
+def _check_append_paged_kv_cache(
+    append_key: torch.Tensor,
+    append_value: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_layout: str,
+) -> None:
+    op = "append_paged_kv_cache"
+    _check_rows(op, "append_key", append_key, 3)
+    _check_rows(op, "append_value", append_value, 3)
+    if append_value.shape != append_key.shape:
+        fail(op, "append_value", f"of append_key's shape {list(append_key.shape)}", list(append_value.shape))
+    if append_value.dtype != append_key.dtype:
+        fail(op, "append_value", f"of append_key's dtype {append_key.dtype}", append_value.dtype)
+    if append_value.device != append_key.device:
+        fail(op, "append_value", f"on {append_key.device}", append_value.device)
+    _check_page_table(op, append_key, batch_indices, positions, kv_indices, kv_indptr)
+    heads, dim = append_key.size(1), append_key.size(2)
+    if kv_layout == "SHUFFLED":
+        _check_shuffled(op, k_cache, v_cache, append_key)
+        return
+    if kv_layout == "NHD":
+        _check_cache(op, "k_cache", k_cache, append_key, ("pages", "page_size", heads, dim))
+    elif kv_layout == "HND":
+        _check_cache(op, "k_cache", k_cache, append_key, ("pages", heads, "page_size", dim))
+    else:
+        fail(op, "kv_layout", f"one of {LAYOUTS}", repr(kv_layout))
+    _check_cache(op, "v_cache", v_cache, append_key, tuple(k_cache.shape))
+
+
+append_paged_kv_cache = Op(
+    "append_paged_kv_cache",
+    "page",
+    "Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions, Tensor(a!) k_cache, "
+    "Tensor(b!) v_cache, Tensor kv_indices, Tensor kv_indptr, str kv_layout -> ()",
+    check=_check_append_paged_kv_cache,
+    backends=("native", "reference"),
+)
+
+
+def _check_append_paged_mla_kv_cache(
+    append_ckv: torch.Tensor,
+    append_kpe: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+) -> None:
+    op = "append_paged_mla_kv_cache"
+    for name, rows in (("append_ckv", append_ckv), ("append_kpe", append_kpe)):
+        _check_rows(op, name, rows, 2)
+        width = rows.size(1) * rows.element_size()
+        if width % 8:
+            fail(op, name, "rows of a multiple of 8 bytes", f"{width} bytes")
+    for what in ("dtype", "device"):
+        want, got = getattr(append_ckv, what), getattr(append_kpe, what)
+        if got != want:
+            fail(op, "append_kpe", f"of append_ckv's {what} {want}", got)
+    if append_kpe.size(0) != append_ckv.size(0):
+        fail(op, "append_kpe", f"of append_ckv's {append_ckv.size(0)} rows", append_kpe.size(0))
+    _check_page_table(op, append_ckv, batch_indices, positions, kv_indices, kv_indptr)
+    _check_cache(op, "ckv_cache", ckv_cache, append_ckv, ("pages", "page_size", append_ckv.size(1)))
+    pages, page_size = ckv_cache.size(0), ckv_cache.size(1)
+    _check_cache(op, "kpe_cache", kpe_cache, append_kpe, (pages, page_size, append_kpe.size(1)))
+
+
+append_paged_mla_kv_cache = Op(
+    "append_paged_mla_kv_cache",
+    "page",
+    "Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions, Tensor(a!) ckv_cache, "
+    "Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr -> ()",
+    check=_check_append_paged_mla_kv_cache,
+    backends=("native", "reference"),
+)
+
+
+def _check_get_batch_indices_positions(
+    append_indptr: torch.Tensor, seq_lens: torch.Tensor, batch_indices: torch.Tensor, positions: torch.Tensor
+) -> None:
+    op = "get_batch_indices_positions"
+    device = append_indptr.device
+    index_vector(op, "append_indptr", append_indptr, device)
+    index_vector(op, "seq_lens", seq_lens, device)
+    index_vector(op, "batch_indices", batch_indices, device)
+    index_vector(op, "positions", positions, device)
+    if append_indptr.size(0) != seq_lens.size(0) + 1:
+        fail(op, "append_indptr", f"of length {seq_lens.size(0) + 1}, one more than seq_lens", append_indptr.size(0))
+    for name, t in (("batch_indices", batch_indices), ("positions", positions)):
+        if t.dtype != torch.int32:
+            fail(op, name, "int32", t.dtype)
+        if t.size(0) != batch_indices.size(0):
+            fail(op, name, f"of batch_indices' length {batch_indices.size(0)}", t.size(0))
+
+
+get_batch_indices_positions = Op(
+    "get_batch_indices_positions",
+    "page",
+    "Tensor append_indptr, Tensor seq_lens, Tensor(a!) batch_indices, Tensor(b!) positions -> ()",
+    check=_check_get_batch_indices_positions,
+    backends=("native", "reference"),
+)
+
+
+def _check_get_seq_lens(
+    kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int, seq_lens: torch.Tensor
+) -> None:
+    op = "get_seq_lens"
+    index_vector(op, "kv_indptr", kv_indptr, kv_indptr.device)
+    index_vector(op, "kv_last_page_len", kv_last_page_len, kv_indptr.device)
+    index_vector(op, "seq_lens", seq_lens, kv_indptr.device)
+    batch = kv_last_page_len.size(0)
+    if kv_indptr.size(0) != batch + 1:
+        fail(op, "kv_indptr", f"of length {batch + 1}, one more than kv_last_page_len", kv_indptr.size(0))
+    if page_size < 1:
+        fail(op, "page_size", "positive", page_size)
+    if seq_lens.dtype != torch.int32 or seq_lens.size(0) != batch:
+        fail(op, "seq_lens", f"int32 of length {batch}", describe(seq_lens))
+
+
+get_seq_lens = Op(
+    "get_seq_lens",
+    "page",
+    "Tensor kv_indptr, Tensor kv_last_page_len, int page_size, Tensor(a!) seq_lens -> ()",
+    check=_check_get_seq_lens,
+    backends=("native", "reference"),
+)
