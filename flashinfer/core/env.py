@@ -109,9 +109,7 @@ def _compiler(name: str, doc: str) -> Variable[tuple[str, ...]]:
     return Variable(name, _command, (), "a command", doc)
 
 
-backend = Variable(
-    "FLASHINFER_BACKEND", str.strip, "auto", "a backend's name", "backend of calls that name none"
-)
+backend = Variable("FLASHINFER_BACKEND", str.strip, "auto", "a backend's name", "backend of calls that name none")
 check = _flag("FLASHINFER_CHECK", "after each call, wait for the device and raise what its kernels reported")
 disable_jit = _flag("FLASHINFER_DISABLE_JIT", "never compile; use modules that were built ahead of time")
 cache_dir = _folder("FLASHINFER_CACHE_DIR", "where compiled modules go; default ~/.cache/flashinfer")
@@ -123,16 +121,12 @@ rocm_arch_list: Variable[tuple[str, ...]] = Variable(
     "a list such as gfx942,gfx950",
     "targets of `python -m flashinfer build` when --arch is not given",
 )
-max_jobs = Variable(
-    "MAX_JOBS", _positive, 0, "a positive integer", "compile jobs at once; default is ninja's choice"
-)
+max_jobs = Variable("MAX_JOBS", _positive, 0, "a positive integer", "compile jobs at once; default is ninja's choice")
 cxx = _compiler("CXX", "host C++ compiler; default g++, then c++")
 hipcc = _compiler("HIPCC", "HIP compiler; default that of ROCM_HOME, then of PATH, then of /opt/rocm")
 rocm_home = _folder("ROCM_HOME", "root of the ROCm installation")
 rocm_path = _folder("ROCM_PATH", "the same, as ROCm's own tools call it; ROCM_HOME goes first")
-cuda_home = _folder(
-    "CUDA_HOME", "root of the CUDA toolkit (verification target only); default that of nvcc on PATH"
-)
+cuda_home = _folder("CUDA_HOME", "root of the CUDA toolkit (verification target only); default that of nvcc on PATH")
 xdg_cache_home = _folder("XDG_CACHE_HOME", "base of the default cache directory; default ~/.cache")
 
 

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import sys
 import time
 import uuid
@@ -73,8 +72,9 @@ def build(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None, root
     ------
     As `obtain`.
     """
-    csrc = csrc or cache.csrc_root()
-    root = root or cache.cache_root()
+    # Ninja runs elsewhere: no path may depend on the working directory.
+    csrc = (csrc or cache.csrc_root()).absolute()
+    root = (root or cache.cache_root()).absolute()
     if env.disable_jit():
         raise MissingJITCacheError(
             spec,
@@ -98,11 +98,14 @@ def build(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None, root
                 # Not tempfile: a cache that several users share needs the mode that the umask gives.
                 scratch.mkdir()
             _compile(spec, toolchain, csrc, scratch, final.with_name(f"{final.name}.log"), progress)
+            if cache.module_key(spec, toolchain, csrc) != key:
+                # Edited meanwhile: what was compiled is neither surely the old nor the new.
+                return build(spec, toolchain, csrc=csrc, root=root)
             with _writing(root):
                 cache.write_manifest(scratch, key, identity)
                 _publish(scratch, final)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            cache.remove(scratch)
     return final / f"{spec.name}.so"
 
 
@@ -135,6 +138,7 @@ def _compile(
     (scratch / CONFIG_HEADER).write_text(spec.config_header())
     (scratch / "build.ninja").write_text(ninja.render(steps(spec, toolchain, csrc)))
     log = scratch / "build.log"
+    progress.show("compiling")
     failure = ninja.run(scratch, log, progress.step)
     if failure is not None:
         # Under a name of its own, since the scratch directory goes.
@@ -143,7 +147,7 @@ def _compile(
         raise BuildError(spec.name, failure.command, f"{tail}\nwhole log: {failure_log}")
     for path in scratch.iterdir():
         if path.name != f"{spec.name}.so":
-            path.unlink() if path.is_file() else shutil.rmtree(path)
+            cache.remove(path)
 
 
 def _publish(scratch: Path, final: Path) -> None:
@@ -162,8 +166,9 @@ def _publish(scratch: Path, final: Path) -> None:
             return
         # Damaged after it was published. Moved away rather than deleted, so that no one sees it half gone.
         damaged = final.parent / f".tmp-damaged-{uuid.uuid4().hex[:8]}"
-        os.rename(final, damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            os.rename(final, damaged)
+            cache.remove(damaged)
 
 
 @contextlib.contextmanager
@@ -205,8 +210,7 @@ class _Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._shown:
-            self.show(f"{time.monotonic() - self._start:.1f} s")
-            sys.stderr.write("\n")
+            self.show(f"{time.monotonic() - self._start:.1f} s\n")
 
     def step(self, done: int, total: int) -> None:
         self.show(f"compiled {done} of {total} files")

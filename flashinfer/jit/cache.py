@@ -52,9 +52,7 @@ def cache_root() -> Path:
     if base is None:
         home = os.path.expanduser("~")
         if not os.path.isabs(home):
-            raise BackendUnavailableError(
-                "jit: there is no home directory for the cache; set FLASHINFER_CACHE_DIR"
-            )
+            raise BackendUnavailableError("jit: there is no home directory for the cache; set FLASHINFER_CACHE_DIR")
         base = Path(home) / ".cache"
     return base / "flashinfer"
 
@@ -96,9 +94,7 @@ class ModuleKey:
 def module_key(spec: JitSpec, toolchain: Toolchain, csrc: Path) -> ModuleKey:
     """Key of the module that the spec and the sources as they are now make for the toolchain."""
     if not spec.exists_for(toolchain.target):
-        raise BackendUnavailableError(
-            f"jit: module {spec.name!r} has no kernels for the target {toolchain.target}"
-        )
+        raise BackendUnavailableError(f"jit: module {spec.name!r} has no kernels for the target {toolchain.target}")
     sources = read_sources(csrc, (*spec.shims, *spec.kernels_for(toolchain.target)))
     inputs = {
         "format": FORMAT,
@@ -168,9 +164,7 @@ def find(spec: JitSpec, toolchain: Toolchain, csrc: Path | None = None) -> tuple
     identity = None if env.disable_jit() else _identity_or_none(toolchain)
     for candidate, key in keys:
         root = cache_root()
-        library = (
-            find_portable(root, key) if identity is None else whole_module(key.directory(root, identity))
-        )
+        library = find_portable(root, key) if identity is None else whole_module(key.directory(root, identity))
         if library is not None:
             return candidate, library
     return None
@@ -213,9 +207,7 @@ def entries(root: Path) -> Iterator[Entry]:
         if match:
             library = directory / f"{match['name']}.so"
             size = library.stat().st_size if library.is_file() else 0
-            yield Entry(
-                directory.parent.name, match["name"], directory, size, whole_module(directory) is not None
-            )
+            yield Entry(directory.parent.name, match["name"], directory, size, whole_module(directory) is not None)
 
 
 def clear(root: Path) -> int:
@@ -226,11 +218,16 @@ def clear(root: Path) -> int:
     count = 0
     for path in list(_ours(root)):
         count += bool(_ENTRY.fullmatch(path.name))
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        remove(path)
     return count
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, as far as that is possible: what stays is never taken for a module."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _ours(root: Path) -> Iterator[Path]:

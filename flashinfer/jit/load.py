@@ -93,9 +93,7 @@ def load_for(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None) -
             module = _by_namespace.get(namespace_of(spec, candidate))
             if module is not None:
                 if module.spec != spec:
-                    raise InvalidArgumentError(
-                        f"load_module: spec {spec.name!r} must be the one loaded before this"
-                    )
+                    raise InvalidArgumentError(f"load_module: spec {spec.name!r} must be the one loaded before this")
                 return module
         found, path = obtain(spec, toolchain, csrc=csrc)
         module = Module(spec, found, path)

@@ -92,9 +92,8 @@ def run(build_dir: Path, log: Path, progress: Callable[[int, int], None]) -> Fai
         errors="replace",
     )
     try:
-        assert process.stdout is not None
         with log.open("w") as file:
-            for line in process.stdout:
+            for line in process.stdout or ():
                 file.write(line)
                 lines.append(line.rstrip("\n"))
                 step = _STEP.match(line)

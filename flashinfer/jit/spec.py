@@ -48,9 +48,7 @@ class JitSpec:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise InvalidArgumentError(
-                f"JitSpec: name must be lower-case letters, digits and _, got {self.name!r}"
-            )
+            raise InvalidArgumentError(f"JitSpec: name must be lower-case letters, digits and _, got {self.name!r}")
 
     def kernels_for(self, target: str) -> tuple[str, ...]:
         """Kernel sources of one target; none if the module does not exist there, or needs none anywhere."""
@@ -83,9 +81,7 @@ def read_sources(root: Path, sources: Iterable[str]) -> dict[str, bytes]:
         try:
             found[path] = (root / path).read_bytes()
         except OSError as e:
-            raise InvalidArgumentError(
-                f"JitSpec: source {path} must be a readable file under {root}, got {e}"
-            ) from e
+            raise InvalidArgumentError(f"JitSpec: source {path} must be a readable file under {root}, got {e}") from e
         for include in _QUOTED_INCLUDE.findall(found[path]):
             name = os.fsdecode(include)
             candidates = (os.path.normpath(os.path.join(os.path.dirname(path), name)), os.path.normpath(name))

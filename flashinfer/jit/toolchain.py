@@ -92,16 +92,12 @@ class Toolchain:
 
     def __post_init__(self) -> None:
         if self.target not in KNOWN_ARCHES:
-            raise InvalidArgumentError(
-                f"Toolchain: target must be one of {sorted(KNOWN_ARCHES)}, got {self.target!r}"
-            )
+            raise InvalidArgumentError(f"Toolchain: target must be one of {sorted(KNOWN_ARCHES)}, got {self.target!r}")
         base, *features = self.arch.split(":")
         wrong = [f for f in features if self.target != "hip" or not re.fullmatch(r"(sramecc|xnack)[+-]", f)]
         if base not in KNOWN_ARCHES[self.target] or wrong:
             known = ", ".join(KNOWN_ARCHES[self.target])
-            raise InvalidArgumentError(
-                f"Toolchain: {self.target} arch must be one of [{known}], got {self.arch!r}"
-            )
+            raise InvalidArgumentError(f"Toolchain: {self.target} arch must be one of [{known}], got {self.arch!r}")
 
     @classmethod
     def parse(cls, text: str) -> Toolchain:
@@ -209,9 +205,7 @@ def _compiler(what: str, variable: str, wanted: tuple[str, ...], defaults: tuple
         if path:
             return Compiler((os.path.abspath(path), *wanted[1:]))
     tried = " ".join(wanted) or ", ".join(defaults)
-    raise BackendUnavailableError(
-        f"jit: a {what} must be installed, tried {tried}; install one or set {variable}"
-    )
+    raise BackendUnavailableError(f"jit: a {what} must be installed, tried {tried}; install one or set {variable}")
 
 
 @functools.cache
@@ -234,9 +228,7 @@ def _cudart(root: Path) -> Path:
     folders = [root / "lib64", root / "lib", *(lib for w in wheels for lib in sorted(w.glob("*/lib")))]
     for library in (found for folder in folders for found in sorted(folder.glob("libcudart.so*"))):
         return library
-    raise BackendUnavailableError(
-        f"jit: libcudart.so must be under {root} or in a wheel; install it or set CUDA_HOME"
-    )
+    raise BackendUnavailableError(f"jit: libcudart.so must be under {root} or in a wheel; install it or set CUDA_HOME")
 
 
 @functools.cache

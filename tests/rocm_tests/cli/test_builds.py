@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`build`, `module-status`, `clear-cache` and `show-config`, on the toy module of the JIT tests."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashinfer.cli import COMMANDS, build, main, module_status, show_config
+from flashinfer.core import env
+from flashinfer.jit import cache
+from rocm_tests.jit.toy import SOURCES, SPEC
+
+
+@pytest.fixture(autouse=True)
+def toy_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package as if the toy were its only module, with folders of the test's own."""
+    for name, text in SOURCES.items():
+        (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "csrc" / name).write_text(text)
+    monkeypatch.setattr(cache, "csrc_root", lambda: tmp_path / "csrc")
+    for module in (build, module_status):
+        monkeypatch.setattr(module, "native_specs", lambda: [SPEC])
+    for variable in env.variables():
+        monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.setenv("FLASHINFER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FLASHINFER_AOT_DIR", str(tmp_path / "aot"))
+
+
+def test_build_status_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["module-status"]) == 0
+    assert "not built" in capsys.readouterr().out
+    assert main(["build"]) == 0
+    library = Path(capsys.readouterr().out.strip())
+    assert library.is_file()
+    assert library.is_relative_to(cache.cache_root() / "cpu")
+    assert main(["module-status"]) == 0
+    shown = capsys.readouterr().out
+    assert str(library) in shown
+    assert f"cpu/{library.parent.name}  current" in shown
+    library.write_bytes(b"")
+    assert main(["module-status"]) == 0
+    assert f"cpu/{library.parent.name}  damaged" in capsys.readouterr().out
+    assert main(["clear-cache"]) == 0
+    assert capsys.readouterr().out.startswith("1 modules deleted")
+    assert not library.exists()
+
+
+def test_build_for_the_ahead_of_time_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "--arch", "cpu", "--out", str(tmp_path / "aot"), "toy"]) == 0
+    library = Path(capsys.readouterr().out.strip())
+    assert cache.find(SPEC, build.Toolchain("cpu")) == (build.Toolchain("cpu"), library)
+    assert not cache.cache_root().exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--arch", "gfx1100"], "architecture must be one of [cpu, gfx942, gfx950, sm_90], got 'gfx1100'"),
+        (["nothing"], "module must be one of ['toy'], got 'nothing'"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_built(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", *words]) == 1
+    assert message in capsys.readouterr().err
+    assert not cache.cache_root().exists()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_show_config_warns_of_the_other_flashinfer(
+    installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def version(name: str) -> str:
+        if installed and name == "flashinfer-python":
+            return "0.7.2"
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert main(["show-config"]) == 0
+    out, err = capsys.readouterr()
+    assert ("flashinfer-python 0.7.2 is installed too" in err) == installed
+    assert f"{cache.cache_root()}" in out
+    assert all(variable.name in out for variable in env.variables())
+
+
+def test_show_config_survives_a_bare_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("ROCM_HOME", "/nonexistent")
+    monkeypatch.setenv("CUDA_HOME", "/nonexistent")
+    monkeypatch.setitem(sys.modules, "ninja", None)
+    assert main(["show-config"]) == 0
+    assert capsys.readouterr().out.count("must be installed") == 4
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+
+
+def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([])
+    assert left.value.code == 2
+    assert show_config.__name__ in {module for module, _ in COMMANDS.values()}
