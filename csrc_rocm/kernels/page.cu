@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// Paged append on a GPU. Every thread moves a few independent vectors of K and V; their loads are issued before the
-// slot lookup, whose three dependent metadata loads would otherwise stand in front of them.
+// Paged append on a GPU. Every thread moves a few independent vectors of K and V; their loads are issued
+// before the slot lookup, whose three dependent metadata loads would otherwise stand in front of them.
 #include "kernels/page.h"
 
 #include "kernels/common/gpu.h"
@@ -17,8 +17,8 @@ inline unsigned blocks_for(int64_t work, int64_t per_block) {
   return static_cast<unsigned>((work + per_block - 1) / per_block);
 }
 
-// Rows given to one workgroup: enough that each thread has `kUnroll` vectors, but no more than spreads `nnz` rows
-// over the machine.
+// Rows given to one workgroup: enough that each thread has `kUnroll` vectors, but no more than spreads `nnz`
+// rows over the machine.
 inline int rows_per_block(int64_t nnz, int64_t vecs_per_row) {
   int64_t rows = (int64_t{kThreads} * kUnroll + vecs_per_row - 1) / vecs_per_row;
   int units = 0;
@@ -109,7 +109,8 @@ __global__ __launch_bounds__(kThreads) void append_mla_kernel(const MlaAppendPar
       if (i < count) {
         row[u] = i / vecs_per_row;
         c[u] = i - row[u] * vecs_per_row;
-        // Integer selects, not a choice between two structs: a pointer picked at run time loses its address space.
+        // Integer selects, not a choice between two structs: a pointer picked at run time loses its address
+        // space.
         const bool is_ckv = c[u] < ckv_vecs;
         const int64_t at = (row0 + row[u]) * (is_ckv ? p.ckv.row_stride : p.kpe.row_stride) +
                            int64_t(is_ckv ? c[u] : c[u] - ckv_vecs) * int(sizeof(Vec));
@@ -200,10 +201,9 @@ int append_paged_kv_cache(const AppendParams& p, void* stream_) {
 int append_paged_mla_kv_cache(const MlaAppendParams& p, void* stream_) {
   if (p.table.nnz == 0) return 0;
   auto* stream = static_cast<gpuStream_t>(stream_);
-  const int width =
-      common_width(p.ckv.width_bytes, p.kpe.width_bytes, address(p.ckv.rows), address(p.kpe.rows), p.ckv.row_stride,
-                   p.kpe.row_stride, address(p.ckv.pool), address(p.kpe.pool), p.ckv.page_stride, p.kpe.page_stride,
-                   p.ckv.token_stride, p.kpe.token_stride);
+  const int width = common_width(p.ckv.width_bytes, p.kpe.width_bytes, address(p.ckv.rows), address(p.kpe.rows),
+                                 p.ckv.row_stride, p.kpe.row_stride, address(p.ckv.pool), address(p.kpe.pool),
+                                 p.ckv.page_stride, p.kpe.page_stride, p.ckv.token_stride, p.kpe.token_stride);
   switch (width) {
     case 16:
       return launch_append_mla<Vec16>(p, stream);

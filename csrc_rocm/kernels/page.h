@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// Paged append: parameters shared by the GPU kernels (page.cu), the CPU kernels (kernels_cpu/page.cc) and the shim.
-// Strides are in bytes. A row is one token's data; a destination element sits at
+// Paged append: parameters shared by the GPU kernels (page.cu), the CPU kernels (kernels_cpu/page.cc) and the
+// shim. Strides are in bytes. A row is one token's data; a destination element sits at
 //   page * page_stride + head * head_stride + token * token_stride + d * element            (kStrided)
 // or inside a shuffled page (see ShuffledSide). All launchers return 0 or the runtime's error code.
 #pragma once
@@ -63,13 +63,13 @@ enum class PoolLayout : int32_t {
 
 // K or V of one append.
 struct AppendSide {
-  const void* rows;        // [nnz, heads, dim], dense dim
-  int64_t row_stride;      // bytes between tokens
-  int64_t row_head_stride; // bytes between heads of a token
+  const void* rows;         // [nnz, heads, dim], dense dim
+  int64_t row_stride;       // bytes between tokens
+  int64_t row_head_stride;  // bytes between heads of a token
   void* pool;
   int64_t page_stride;
   int64_t head_stride;
-  int64_t token_stride;    // kStrided only
+  int64_t token_stride;  // kStrided only
 };
 
 struct AppendParams {
@@ -77,8 +77,8 @@ struct AppendParams {
   AppendSide k, v;
   PoolLayout layout;
   int32_t num_heads;
-  int32_t head_bytes;      // bytes of one head's row: head_dim * element size
-  int32_t element_bytes;   // 1, 2 or 4
+  int32_t head_bytes;     // bytes of one head's row: head_dim * element size
+  int32_t element_bytes;  // 1, 2 or 4
   Fault* fault;
 };
 
@@ -90,13 +90,15 @@ FI_HOST_DEVICE char* strided_at(const AppendSide& s, Slot slot, int head) {
   return static_cast<char*>(s.pool) + slot.page * s.page_stride + head * s.head_stride + slot.token * s.token_stride;
 }
 
-// Byte `c` of a head's K row in a shuffled page: 16-byte vectors of one head dimension chunk lie token after token.
+// Byte `c` of a head's K row in a shuffled page: 16-byte vectors of one head dimension chunk lie token after
+// token.
 FI_HOST_DEVICE char* shuffled_k_at(const AppendSide& s, Slot slot, int head, int c, int page_size) {
   return static_cast<char*>(s.pool) + slot.page * s.page_stride + head * s.head_stride +
          (int64_t(c / 16) * page_size + slot.token) * 16 + c % 16;
 }
 
-// Element `d` of a head's V row in a shuffled page: x tokens of one d lie side by side; next d is 16 bytes on.
+// Element `d` of a head's V row in a shuffled page: x tokens of one d lie side by side; next d is 16 bytes
+// on.
 FI_HOST_DEVICE char* shuffled_v_at(const AppendSide& s, Slot slot, int head, int d, int head_dim, int element) {
   const int x = 16 / element;
   return static_cast<char*>(s.pool) + slot.page * s.page_stride + head * s.head_stride +
@@ -105,9 +107,9 @@ FI_HOST_DEVICE char* shuffled_v_at(const AppendSide& s, Slot slot, int head, int
 
 // ckv and kpe rows of an MLA append are two independent "heads" of unlike width.
 struct MlaSide {
-  const void* rows;    // [nnz, width]
+  const void* rows;  // [nnz, width]
   int64_t row_stride;
-  void* pool;          // [pages, page_size, width]
+  void* pool;  // [pages, page_size, width]
   int64_t page_stride;
   int64_t token_stride;
   int32_t width_bytes;
@@ -124,8 +126,8 @@ struct BatchPositionsParams {
   IndexArray seq_lens;       // [batch], appended tokens included
   int64_t batch_size;
   int64_t nnz;
-  int32_t* batch_indices;    // [nnz], -1 beyond append_indptr[batch]
-  int32_t* positions;        // [nnz], 0 there
+  int32_t* batch_indices;  // [nnz], -1 beyond append_indptr[batch]
+  int32_t* positions;      // [nnz], 0 there
 };
 
 struct SeqLensParams {
@@ -133,7 +135,7 @@ struct SeqLensParams {
   IndexArray kv_last_page_len;  // [batch]
   int64_t batch_size;
   int32_t page_size;
-  int32_t* seq_lens;            // [batch]
+  int32_t* seq_lens;  // [batch]
 };
 
 // Request and position of output row `i`: the last request whose first row is at or before `i`.

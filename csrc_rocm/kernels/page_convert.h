@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // In-place conversion of KV pages, all layers in one launch.
 //
-// A page is `half_bytes` bytes in its K plane followed by `half_bytes` in its V plane. A one-plane pool is described
-// by v = k + half_bytes. Page p of layer l has its halves at k[l] + p * k_stride and v[l] + p * v_stride (bytes).
+// A page is `half_bytes` bytes in its K plane followed by `half_bytes` in its V plane. A one-plane pool is
+// described by v = k + half_bytes. Page p of layer l has its halves at k[l] + p * k_stride and v[l] + p *
+// v_stride (bytes).
 #pragma once
 
 #include "kernels/common/fault.h"
@@ -32,17 +33,17 @@ struct ConvertParams {
   int64_t v_stride;
   IndexArray block_ids;  // [num_blocks]
   int64_t num_blocks;
-  int64_t num_pages;     // pages in each pool
+  int64_t num_pages;  // pages in each pool
   Fault* fault;
-  uint8_t* scratch;      // generic kernel: scratch_pages pages of 2 * half_bytes
-  unsigned* tickets;     // fast kernel, pages larger than a workgroup's tile: see page_convert.cu
+  uint8_t* scratch;   // generic kernel: scratch_pages pages of 2 * half_bytes
+  unsigned* tickets;  // fast kernel, pages larger than a workgroup's tile: see page_convert.cu
   int32_t scratch_pages;
   int32_t num_layers;
-  int32_t num_heads;     // H
-  int32_t page_size;     // N
-  int32_t head_dim;      // D
-  int32_t element_bytes; // 1, 2 or 4
-  int32_t src;           // PageKind
+  int32_t num_heads;      // H
+  int32_t page_size;      // N
+  int32_t head_dim;       // D
+  int32_t element_bytes;  // 1, 2 or 4
+  int32_t src;            // PageKind
   int32_t dst;
 };
 
@@ -50,14 +51,15 @@ constexpr int64_t kOpConvert = 3;
 constexpr int kMaxGroups = 64;  // pages up to 4 MiB; every supported GPU holds at least that many workgroups at once
 constexpr int kTicketCounters = 2048;  // one, and one a cluster of workgroups: more than any GPU holds at once
 
-// Workgroups of the generic kernel, each with a scratch page: enough to fill a machine of 304 units three times over,
-// within 128 MiB, which the last-level caches of gfx942 and gfx950 (256 MiB) keep.
+// Workgroups of the generic kernel, each with a scratch page: enough to fill a machine of 304 units three
+// times over, within 128 MiB, which the last-level caches of gfx942 and gfx950 (256 MiB) keep.
 inline int32_t scratch_pages(int64_t half_bytes) {
   const int64_t fits = (int64_t{128} << 20) / (2 * half_bytes);
   return static_cast<int32_t>(fits < 1 ? 1 : fits > 912 ? 912 : fits);
 }
 
-// The one definition of a page's layout on this side of the language border: the byte offset of element (kv, h, n, d).
+// The one definition of a page's layout on this side of the language border: the byte offset of element (kv,
+// h, n, d).
 struct PageGeometry {
   int32_t H, N, D, e;
 
@@ -118,13 +120,14 @@ struct PageGeometry {
     }
   }
 
-  // Whether the x elements of a 16-byte vector of V are x tokens (else x head dimensions, as in K everywhere).
+  // Whether the x elements of a 16-byte vector of V are x tokens (else x head dimensions, as in K
+  // everywhere).
   FI_HOST_DEVICE static bool v_runs_over_tokens(PageKind kind) {
     return kind == PageKind::kShuffled || kind == PageKind::kXPacked;
   }
 
-  // Source of `count` elements that lie side by side in `dst`, from its element `i` on: the byte offset of the first
-  // in a `src` page, and the step from one to the next.
+  // Source of `count` elements that lie side by side in `dst`, from its element `i` on: the byte offset of
+  // the first in a `src` page, and the step from one to the next.
   FI_HOST_DEVICE void source_of(PageKind src, PageKind dst, int i, int64_t* first, int64_t* step) const {
     int kv, h, n, d;
     locate(dst, i, &kv, &h, &n, &d);
@@ -151,13 +154,16 @@ inline int convert_groups(const ConvertParams& p) {
   return static_cast<int>((page_bytes + 65535) / 65536);
 }
 
-// Whether the fast GPU kernel takes a call: `standard` <-> `shuffled`, 2-byte elements, the common page sizes and head
-// dimensions. The caller owes it `tickets` where convert_groups() > 1, and owes the generic kernel `scratch`.
+// Whether the fast GPU kernel takes a call: `standard` <-> `shuffled`, 1- and 2-byte elements, the common page sizes
+// and head dimensions. The caller owes it `tickets` where convert_groups() > 1, and owes the generic kernel
+// `scratch`.
 inline bool convert_is_fast(const ConvertParams& p) {
   const bool pair = (p.src == int32_t(PageKind::kStandard) && p.dst == int32_t(PageKind::kShuffled)) ||
                     (p.src == int32_t(PageKind::kShuffled) && p.dst == int32_t(PageKind::kStandard));
-  const bool shape = p.page_size % 16 == 0 && (p.head_dim == 64 || p.head_dim == 128 || p.head_dim == 256);
-  return pair && shape && p.element_bytes == 2 && convert_is_aligned(p) && convert_groups(p) <= kMaxGroups;
+  const int N = p.page_size, D = p.head_dim;
+  const bool shape = (N == 16 || N == 32 || N == 64 || N == 128) && (D == 64 || D == 128 || D == 256);
+  return pair && shape && p.element_bytes <= 2 && p.num_pages > 0 && convert_is_aligned(p) &&
+         convert_groups(p) <= kMaxGroups;
 }
 
 int convert_kv_pages(const ConvertParams& params, void* stream);

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// In-place page conversion on the CPU: each page goes through a page-sized buffer of its thread. Block ids are checked
-// first, duplicates included, so that a bad call changes nothing.
+// In-place page conversion on the CPU: each page goes through a page-sized buffer of its thread. Block ids
+// are checked first, duplicates included, so that a bad call changes nothing.
 #include "kernels/page_convert.h"
 
 #include <algorithm>

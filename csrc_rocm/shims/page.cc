@@ -1,12 +1,66 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// Tensors to params for kernels/page.h. Arguments were validated by the op; `fault` is int64[4] on the same device.
+// Tensors to params for kernels/page.h. The appends check their arguments here, as the op's check in
+// flashinfer/ops/page.py does in words. `fault` is int64[4] on the same device.
 #include "kernels/page.h"
 
 #include "shims/tensor.h"
 
 namespace fi {
 namespace {
+
+void require_page_table(const at::Tensor& rows, const at::Tensor& batch_indices, const at::Tensor& positions,
+                        const at::Tensor& kv_indices, const at::Tensor& kv_indptr) {
+  const c10::Device device = rows.device();
+  require(is_index_vector(batch_indices, device) && is_index_vector(positions, device));
+  require(is_index_vector(kv_indices, device) && is_index_vector(kv_indptr, device));
+  require(batch_indices.size(0) == rows.size(0) && positions.size(0) == rows.size(0) && kv_indptr.size(0) >= 1);
+}
+
+// A cache of these sizes; -1 leaves a size free. No pages is a pool too, but kernels divide by the page size.
+void require_cache(const at::Tensor& cache, const at::Tensor& rows, at::IntArrayRef shape) {
+  require(cache.dim() == static_cast<int64_t>(shape.size()) && is_alike(cache, rows) && is_dense_last(cache));
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    const int64_t size = cache.size(static_cast<int64_t>(dim));
+    require(shape[dim] < 0 ? dim == 0 || size > 0 : size == shape[dim]);
+  }
+}
+
+void require_shuffled(const at::Tensor& k_cache, const at::Tensor& v_cache, const at::Tensor& key) {
+  const int64_t heads = key.size(1), dim = key.size(2), x = 16 / key.element_size();
+  require(dim % x == 0);
+  require_cache(k_cache, key, {-1, heads, dim / x, -1, x});
+  const int64_t page_size = k_cache.size(3);
+  require(page_size % x == 0);
+  require_cache(v_cache, key, {k_cache.size(0), heads, page_size / x, dim, x});
+  for (const at::Tensor* cache : {&k_cache, &v_cache}) {
+    require(cache->numel() == 0 || (cache->stride(2) == cache->size(3) * x && cache->stride(3) == x));
+  }
+}
+
+void require_append(const at::Tensor& key, const at::Tensor& value, const at::Tensor& k_cache,
+                    const at::Tensor& v_cache, c10::string_view layout) {
+  require(key.dim() == 3 && value.dim() == 3 && is_movable(key) && is_alike(value, key));
+  require(key.sizes() == value.sizes() && is_dense_last(key) && is_dense_last(value));
+  require(key.numel() > 0 || key.size(0) == 0);
+  const int64_t heads = key.size(1), dim = key.size(2);
+  if (layout == "SHUFFLED") return require_shuffled(k_cache, v_cache, key);
+  require(layout == "NHD" || layout == "HND");
+  const bool nhd = layout == "NHD";
+  require_cache(k_cache, key, {-1, nhd ? -1 : heads, nhd ? heads : -1, dim});
+  require_cache(v_cache, key, k_cache.sizes());
+}
+
+void require_append_mla(const at::Tensor& ckv, const at::Tensor& kpe, const at::Tensor& ckv_cache,
+                        const at::Tensor& kpe_cache) {
+  for (const at::Tensor* rows : {&ckv, &kpe}) {
+    require(rows->dim() == 2 && is_movable(*rows) && is_dense_last(*rows));
+    require(rows->size(1) * rows->element_size() % 8 == 0 && (rows->numel() > 0 || rows->size(0) == 0));
+  }
+  require(is_alike(kpe, ckv) && kpe.size(0) == ckv.size(0));
+  require_cache(ckv_cache, ckv, {-1, -1, ckv.size(1)});
+  require_cache(kpe_cache, kpe, {ckv_cache.size(0), ckv_cache.size(1), kpe.size(1)});
+}
 
 PageTable page_table(const at::Tensor& batch_indices, const at::Tensor& positions, const at::Tensor& kv_indptr,
                      const at::Tensor& kv_indices, int64_t num_pages, int64_t page_size) {
@@ -40,6 +94,8 @@ void append_paged_kv_cache_shim(const at::Tensor& key, const at::Tensor& value, 
                                 const at::Tensor& positions, const at::Tensor& k_cache, const at::Tensor& v_cache,
                                 const at::Tensor& kv_indices, const at::Tensor& kv_indptr, c10::string_view layout,
                                 const at::Tensor& fault) {
+  require_append(key, value, k_cache, v_cache, layout);
+  require_page_table(key, batch_indices, positions, kv_indices, kv_indptr);
   const c10::DeviceGuard guard(key.device());
   const bool shuffled = layout == "SHUFFLED", nhd = layout == "NHD";
   const int64_t head_dim = nhd ? 2 : 1, token_dim = shuffled ? -1 : nhd ? 1 : 2;
@@ -71,6 +127,8 @@ void append_paged_mla_kv_cache_shim(const at::Tensor& ckv, const at::Tensor& kpe
                                     const at::Tensor& positions, const at::Tensor& ckv_cache,
                                     const at::Tensor& kpe_cache, const at::Tensor& kv_indices,
                                     const at::Tensor& kv_indptr, const at::Tensor& fault) {
+  require_append_mla(ckv, kpe, ckv_cache, kpe_cache);
+  require_page_table(ckv, batch_indices, positions, kv_indices, kv_indptr);
   const c10::DeviceGuard guard(ckv.device());
   MlaAppendParams p{};
   p.table = page_table(batch_indices, positions, kv_indptr, kv_indices, ckv_cache.size(0), ckv_cache.size(1));
@@ -111,14 +169,15 @@ void get_seq_lens_shim(const at::Tensor& kv_indptr, const at::Tensor& kv_last_pa
 // Schemas are spelled out: an inferred one drops the mutation marks and torch.compile then loses the writes.
 TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
   m.def(
-      "append_paged_kv_cache(Tensor key, Tensor value, Tensor batch_indices, Tensor positions, Tensor(a!) k_cache, "
+      "append_paged_kv_cache(Tensor key, Tensor value, Tensor batch_indices, Tensor positions, Tensor(a!) "
+      "k_cache, "
       "Tensor(b!) v_cache, Tensor kv_indices, Tensor kv_indptr, str layout, Tensor(c!) fault) -> ()");
   m.impl("append_paged_kv_cache", c10::DispatchKey::CompositeExplicitAutograd, &fi::append_paged_kv_cache_shim);
   m.def(
       "append_paged_mla_kv_cache(Tensor ckv, Tensor kpe, Tensor batch_indices, Tensor positions, "
-      "Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor(c!) fault) -> ()");
-  m.impl("append_paged_mla_kv_cache", c10::DispatchKey::CompositeExplicitAutograd,
-         &fi::append_paged_mla_kv_cache_shim);
+      "Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor(c!) fault) -> "
+      "()");
+  m.impl("append_paged_mla_kv_cache", c10::DispatchKey::CompositeExplicitAutograd, &fi::append_paged_mla_kv_cache_shim);
   m.def(
       "get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, Tensor(a!) batch_indices, "
       "Tensor(b!) positions) -> ()");

@@ -13,8 +13,9 @@
 
 namespace fi {
 
-// Native handle of torch's current stream on the tensor's device; nullptr on the CPU. Goes through c10's virtual
-// guard, so that one source serves ROCm, CUDA and CPU builds of torch without c10/hip or c10/cuda headers.
+// Native handle of torch's current stream on the tensor's device; nullptr on the CPU. Goes through c10's
+// virtual guard, so that one source serves ROCm, CUDA and CPU builds of torch without c10/hip or c10/cuda
+// headers.
 inline void* current_stream(const at::Tensor& t) {
   const c10::Device device = t.device();
   if (device.is_cpu()) return nullptr;
@@ -26,6 +27,26 @@ inline IndexArray index_array(const at::Tensor& t) { return IndexArray{t.const_d
 inline int64_t byte_stride(const at::Tensor& t, int64_t dim) { return t.stride(dim) * t.element_size(); }
 
 inline Fault* fault_of(const at::Tensor& t) { return reinterpret_cast<Fault*>(t.mutable_data_ptr<int64_t>()); }
+
+// For self-checking ops: refuses in few words; the op's Python check then runs and says what is wrong. Every
+// condition of that check must be covered, which tests/rocm_tests/contract holds against it.
+inline void require(bool condition) { TORCH_CHECK_VALUE(condition, "refused"); }
+
+inline bool is_index_vector(const at::Tensor& t, const c10::Device& device) {
+  const auto type = t.scalar_type();
+  return t.dim() == 1 && (type == at::kInt || type == at::kLong) && t.device() == device && t.is_contiguous();
+}
+
+inline bool is_dense_last(const at::Tensor& t) { return t.size(-1) <= 1 || t.stride(-1) == 1; }
+
+inline bool is_alike(const at::Tensor& t, const at::Tensor& model) {
+  return t.scalar_type() == model.scalar_type() && t.device() == model.device();
+}
+
+inline bool is_movable(const at::Tensor& t) {
+  const auto bytes = t.element_size();
+  return bytes == 1 || bytes == 2 || bytes == 4;
+}
 
 // The sentence is turned into a LaunchError by the Python side.
 inline void check_launch(int code, const char* op) { TORCH_CHECK(code == 0, op, ": launch failed with code ", code); }

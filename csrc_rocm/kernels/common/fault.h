@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// How a kernel reports metadata it could not use. The bad row or page is skipped, never written; the first report
-// is kept in four int64 words: on the CPU the caller reads them at once, on a GPU `check_device_errors()` does.
-// Codes are mirrored by flashinfer/core/faults.py.
+// How a kernel reports metadata it could not use. The bad row or page is skipped, never written; the first
+// report is kept in four int64 words: on the CPU the caller reads them at once, on a GPU
+// `check_device_errors()` does. Codes are mirrored by flashinfer/core/faults.py.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ namespace fi {
 
 enum FaultCode : int64_t {
   kNoFault = 0,
-  kBatchIndexRange = 1,   // batch index >= number of requests
-  kPositionRange = 2,     // position beyond the request's pages, or negative
-  kPageTableShort = 3,    // kv_indptr points past the end of kv_indices
-  kPageIdRange = 4,       // page id outside the pool
-  kBlockIdRange = 5,      // block id outside the pool (conversion)
-  kBlockIdTwice = 6,      // the same block listed twice (conversion, CPU only)
+  kBatchIndexRange = 1,  // batch index >= number of requests
+  kPositionRange = 2,    // position beyond the request's pages, or negative
+  kPageTableShort = 3,   // kv_indptr points past the end of kv_indices
+  kPageIdRange = 4,      // page id outside the pool
+  kBlockIdRange = 5,     // block id outside the pool (conversion)
+  kBlockIdTwice = 6,     // the same block listed twice (conversion, CPU only)
 };
 
 struct Fault {
@@ -36,8 +36,8 @@ struct Fault {
 
 FI_HOST_DEVICE void report(Fault* fault, int64_t code, int64_t where, int64_t value, int64_t bound) {
 #if defined(__HIP_DEVICE_COMPILE__) || defined(__CUDA_ARCH__)
-  const auto old = atomicCAS(reinterpret_cast<unsigned long long*>(&fault->code), 0ull,
-                             static_cast<unsigned long long>(code));
+  const auto old =
+      atomicCAS(reinterpret_cast<unsigned long long*>(&fault->code), 0ull, static_cast<unsigned long long>(code));
   if (old != 0) return;
 #else
   if (fault->code != 0) return;

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// The only file that maps HIP and CUDA names onto one set. Kernels include this and nothing of either runtime.
+// The only file that maps HIP and CUDA names onto one set. Kernels include this and nothing of either
+// runtime.
 #pragma once
 
 #if defined(__HIP__)
@@ -32,24 +33,31 @@ inline int gpu_multiprocessors(int* count) {
 
 namespace fi {
 
-// Low halves of two words: [a.lo, b.lo] from the least significant end. v_perm_b32 selects bytes with byte-sized
-// selectors and numbers its *second* operand first; __byte_perm takes nibbles and numbers its first operand first.
-// Right on one vendor and wrong on the other is exactly how a transpose fails, so both live here and nowhere else.
-__device__ __forceinline__ unsigned pack_low_halves(unsigned a, unsigned b) {
+// Picks four bytes of (a, b). Nibble i of the selector, from the least significant end, names byte i of the result:
+// 0-3 are a's bytes, 4-7 are b's. The hardware's own forms differ: v_perm_b32 takes whole bytes as selectors and
+// numbers its *second* operand first. A transpose that is right on one vendor and wrong on the other fails exactly
+// here, so this is the only place that knows.
+template <unsigned kSelector>
+__device__ __forceinline__ unsigned byte_perm(unsigned a, unsigned b) {
 #if FI_GPU_HIP
-  return __builtin_amdgcn_perm(b, a, 0x05040100u);
+  constexpr unsigned kBytes =
+      (kSelector & 0xF) | (kSelector & 0xF0) << 4 | (kSelector & 0xF00) << 8 | (kSelector & 0xF000) << 12;
+  return __builtin_amdgcn_perm(b, a, kBytes);
 #else
-  return __byte_perm(a, b, 0x5410);
+  return __byte_perm(a, b, kSelector);
 #endif
 }
 
-// High halves of two words: [a.hi, b.hi].
-__device__ __forceinline__ unsigned pack_high_halves(unsigned a, unsigned b) {
+// Zero that the compiler cannot see through: keeps address arithmetic inside a loop, where hoisting it would cost more
+// registers than the data.
+__device__ __forceinline__ int opaque_zero() {
+  int zero = 0;
 #if FI_GPU_HIP
-  return __builtin_amdgcn_perm(b, a, 0x07060302u);
+  asm volatile("" : "+v"(zero));
 #else
-  return __byte_perm(a, b, 0x7632);
+  asm volatile("" : "+r"(zero));
 #endif
+  return zero;
 }
 
 // Device-wide view of a counter that other workgroups are raising.

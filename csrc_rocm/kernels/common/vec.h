@@ -17,8 +17,8 @@ struct alignas(8) Vec8 {
 };
 
 #if FI_GPU_HIP
-// A pointer picked at run time, or read from a table in the kernel argument, loses its address space and would be
-// accessed through `flat_` instructions, which also count against LDS. These casts keep it global.
+// A pointer picked at run time, or read from a table in the kernel argument, loses its address space and
+// would be accessed through `flat_` instructions, which also count against LDS. These casts keep it global.
 template <int kBytes>
 struct Word;
 template <>

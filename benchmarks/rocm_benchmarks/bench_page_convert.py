@@ -1,0 +1,210 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""In-place page conversion against a device-to-device copy of the same bytes, and against torch operations.
+
+Cold cache, random pages of a pool twice the request, all layers in one call, K and V planes apart. Bytes moved are two
+per byte converted, which is what a copy moves; `of copy` is the ratio of the two rates within this run.
+
+  python benchmarks/rocm_benchmarks/bench_page_convert.py [--json out.jsonl] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from flashinfer.kv import PageFormat, convert_kv_pages
+from flashinfer.testing import bench
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A request of `tokens` tokens over `layers` layers; the bar is its least share of the copy's rate."""
+
+    src: str
+    dst: str
+    tokens: int
+    bar: float = 0.0
+    dtype: str = "bfloat16"
+    heads: int = 8
+    page_size: int = 16
+    dim: int = 128
+    layers: int = 36
+
+    @property
+    def name(self) -> str:
+        length = f"{self.tokens // 1024}k"
+        return f"{self.src} -> {self.dst} {self.dtype} N={self.page_size} H={self.heads} D={self.dim} {length}"
+
+
+FORWARD = ("standard", "shuffled")
+BACKWARD = ("shuffled", "standard")
+CASES = (
+    Case(*FORWARD, 1024, 0.75),
+    Case(*FORWARD, 4096, 0.92),
+    Case(*FORWARD, 16384, 0.92),
+    Case(*FORWARD, 32768),
+    Case(*BACKWARD, 1024, 0.75),
+    Case(*BACKWARD, 4096, 0.92),
+    Case(*BACKWARD, 16384, 0.92),
+    Case(*FORWARD, 4096, 0.92, dtype="float16"),
+    Case(*FORWARD, 4096, 0.85, page_size=128),
+    Case(*BACKWARD, 4096, 0.85, page_size=128),
+    Case(*FORWARD, 4096, page_size=32),
+    Case(*FORWARD, 4096, page_size=64),
+    Case(*FORWARD, 4096, dim=64),
+    Case(*FORWARD, 4096, dim=256, heads=4),
+    Case(*FORWARD, 4096, heads=3),
+    Case(*FORWARD, 4096, heads=1),
+    Case("standard", "split_nhd", 4096, 0.35),
+    Case("standard", "x_packed", 4096, 0.35),
+    Case("split_hnd", "shuffled", 4096, 0.35),
+    Case(*FORWARD, 4096, dtype="float8_e4m3fn"),
+)
+# Seed figures of the proposal to convert on the decode side: milliseconds that a decode step saves with shuffled pages
+# at batch 32-64, against the default backend and against the fastest unshuffled one.
+SAVED_MS_PER_STEP = {"default backend": (0.6, 2.7), "fastest unshuffled": (0.4, 1.3)}
+HOST_BAR_US = 20.0
+TORCH_BAR = 15.0
+
+
+class Request:
+    """Planes of all layers, and the random pages of them that one request owns."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.src, self.dst = (
+            PageFormat(kind, case.dtype, case.heads, case.page_size, case.dim) for kind in (case.src, case.dst)
+        )
+        pages = case.tokens // case.page_size
+        pool = 2 * pages
+        elements = self.src.half_bytes // self.src.element_size
+        self.planes = [
+            tuple(
+                torch.randint(0, 100, (pool, elements * self.src.element_size), dtype=torch.uint8, device=device).view(
+                    getattr(torch, case.dtype)
+                )
+                for _ in range(2)
+            )
+            for _ in range(case.layers)
+        ]
+        self.ids = torch.randperm(pool, device=device)[:pages].int()
+        self.bytes = pages * self.src.page_bytes * case.layers
+
+    def convert(self) -> None:
+        convert_kv_pages(self.planes, self.ids, self.src, self.dst)  # type: ignore[arg-type]
+
+    def torch_ops(self, case: Case, *, contiguous: bool) -> None:
+        """Layer by layer with torch operations, as the proposal writes it (standard -> shuffled).
+
+        Written down plainly, the permuted views go straight into the indexed assignment. `contiguous` makes them
+        contiguous first, which a careful author would find to be faster.
+        """
+        H, N, D, x = case.heads, case.page_size, case.dim, self.src.x
+        ids = self.ids.long()
+        for k_plane, v_plane in self.planes:
+            page = torch.cat([k_plane[ids], v_plane[ids]], dim=1).view(-1, H, N, 2 * D)
+            k = page[..., :D].reshape(-1, H, N, D // x, x).permute(0, 1, 3, 2, 4)
+            v = page[..., D:].reshape(-1, H, N // x, x, D).permute(0, 1, 2, 4, 3)
+            if contiguous:
+                k, v = k.contiguous(), v.contiguous()
+            k_plane.view(-1, H, D // x, N, x)[ids] = k
+            v_plane.view(-1, H, N // x, D, x)[ids] = v
+
+
+def copy_rate(nbytes: int, device: torch.device) -> float:
+    """GB/s of `dst.copy_(src)` over this many bytes, reads and writes counted."""
+    src = torch.randint(0, 100, (nbytes,), dtype=torch.uint8, device=device)
+    dst = torch.empty_like(src)
+    return bench.time_gpu(dst.copy_, [src], device=device).gbytes_per_second(2 * nbytes)
+
+
+def run_case(case: Case, device: torch.device, environment: dict[str, str], emit: Callable[[str], None]) -> str:
+    request = Request(case, device)
+    timing = bench.time_gpu(lambda _: request.convert(), [None], device=device)
+    host = bench.time_cpu(lambda _: request.convert(), [None], settle=torch.cuda.synchronize)
+    moved = 2 * request.bytes
+    share = timing.gbytes_per_second(moved) / copy_rate(request.bytes, device)
+    extra: dict[str, float] = {"of_copy": round(share, 4), "host_us": round(host.median_us, 2)}
+    torch_text = ""
+    if (case.src, case.dst) == FORWARD and request.src.element_size == 2:
+        for key, contiguous in (("torch_ops_ratio", False), ("contiguous_torch_ops_ratio", True)):
+            repack = functools.partial(request.torch_ops, case, contiguous=contiguous)
+            baseline = bench.time_gpu(lambda _, repack=repack: repack(), [None], device=device, repeats=5)
+            extra[key] = round(baseline.median_us / timing.median_us, 2)
+        torch_text = f"torch ops {extra['torch_ops_ratio']:.1f}x, {extra['contiguous_torch_ops_ratio']:.1f}x"
+    emit(
+        bench.json_line(
+            "page_convert",
+            dataclasses.asdict(case),
+            timing,
+            bytes_moved=moved,
+            environment=environment,
+            **extra,
+        )
+    )
+    if case.bar:
+        emit(json.dumps({"bar": f"{case.name}, share of copy", "value": share, "at_least": case.bar}))
+    if case.bar >= 0.9 and torch_text:
+        emit(
+            json.dumps(
+                {
+                    "bar": f"{case.name}, times torch ops",
+                    "value": extra["torch_ops_ratio"],
+                    "at_least": TORCH_BAR,
+                }
+            )
+        )
+    if case == CASES[1]:
+        emit(json.dumps({"bar": f"{case.name}, host us per call", "value": host.median_us, "at_most": HOST_BAR_US}))
+    rate = timing.gbytes_per_second(moved)
+    return (
+        f"{case.name:<58} {timing.median_us / 1e3:8.3f} ms {rate:7.0f} GB/s {share:6.1%} of copy"
+        f" {host.median_us:7.1f} us host {torch_text}"
+    )
+
+
+def break_even(lines: list[str]) -> list[str]:
+    """Output tokens after which a conversion has paid for itself, from measured time and the proposal's savings."""
+    out = []
+    for record in map(json.loads, lines):
+        case = record.get("case", {})
+        if (case.get("src"), case.get("dst"), case.get("dtype"), case.get("page_size")) != (
+            *FORWARD,
+            "bfloat16",
+            16,
+        ):
+            continue
+        if (case["heads"], case["dim"]) != (8, 128):
+            continue
+        ms = record["median_us"] / 1e3
+        spans = (f"{ms / high:.1f}-{ms / low:.1f} ({name})" for name, (low, high) in SAVED_MS_PER_STEP.items())
+        out.append(f"break-even at {case['tokens'] // 1024}k: {', '.join(spans)} output tokens")
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write records here, one JSON object a line")
+    parser.add_argument("--quick", action="store_true", help="only the cases with a bar")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("bench_page_convert: a GPU is needed")
+    device = torch.device("cuda", 0)
+    environment = bench.environment(device)
+    lines: list[str] = []
+    rows = [run_case(case, device, environment, lines.append) for case in CASES if case.bar or not options.quick]
+    print("\n".join([*rows, *break_even(lines)]))
+    if options.json:
+        options.json.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
