@@ -17,16 +17,23 @@ inline unsigned blocks_for(int64_t work, int64_t per_block) {
   return static_cast<unsigned>((work + per_block - 1) / per_block);
 }
 
-// Rows given to one workgroup: enough that each thread has `kUnroll` vectors, but no more than spreads `nnz`
-// rows over the machine.
+// Rows given to one workgroup: as many as give each thread `kUnroll` vectors, but no more than spreads `nnz` rows over
+// the machine.
 inline int rows_per_block(int64_t nnz, int64_t vecs_per_row) {
-  int64_t rows = (int64_t{kThreads} * kUnroll + vecs_per_row - 1) / vecs_per_row;
+  int64_t rows = int64_t{kThreads} * kUnroll / vecs_per_row;
   int units = 0;
   if (gpu_multiprocessors(&units) == 0 && units > 0) {
     const int64_t fair = (nnz + 2 * units - 1) / (2 * units);
     rows = rows < fair ? rows : fair;
   }
-  return static_cast<int>(rows < 1 ? 1 : rows);
+  return static_cast<int>(rows < 1 ? 1 : rows > kThreads ? kThreads : rows);
+}
+
+// Slots of this workgroup's rows, shared through LDS. The first use must follow a barrier.
+__device__ __forceinline__ void find_slots(const PageTable& table, int64_t row0, int rows, int64_t op, Fault* fault,
+                                           Slot* slots) {
+  const int i = int(threadIdx.x);
+  if (i < rows && row0 + i < table.nnz) slots[i] = find_slot(table, row0 + i, op, fault);
 }
 
 template <typename Vec>
@@ -63,7 +70,9 @@ __global__ __launch_bounds__(kThreads) void append_kernel(const AppendParams p, 
   const int64_t row0 = int64_t(blockIdx.x) * rows;
   const int64_t left = p.table.nnz - row0;
   const int count = int(left < rows ? left : rows) * vecs_per_row;
-  for (int first = threadIdx.x; first < count; first += kThreads * kUnroll) {
+  __shared__ Slot slots[kThreads];
+  for (int begin = 0; begin < count; begin += kThreads * kUnroll) {
+    const int first = begin + int(threadIdx.x);
     Vec k[kUnroll], v[kUnroll];
     int row[kUnroll], head[kUnroll], c[kUnroll];
 #pragma unroll
@@ -78,10 +87,14 @@ __global__ __launch_bounds__(kThreads) void append_kernel(const AppendParams p, 
         v[u] = load_vec<Vec>(row_at(p.v, row0 + row[u], head[u]) + c[u]);
       }
     }
+    if (begin == 0) {
+      find_slots(p.table, row0, rows, kOpAppend, p.fault, slots);
+      __syncthreads();
+    }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (first + u * kThreads >= count) break;
-      const Slot slot = find_slot(p.table, row0 + row[u], kOpAppend, p.fault);
+      const Slot slot = slots[row[u]];
       if (slot.token < 0) continue;
       if constexpr (kLayout == PoolLayout::kStrided) {
         store_vec(strided_at(p.k, slot, head[u]) + c[u], k[u]);
@@ -100,7 +113,9 @@ __global__ __launch_bounds__(kThreads) void append_mla_kernel(const MlaAppendPar
   const int64_t row0 = int64_t(blockIdx.x) * rows;
   const int64_t left = p.table.nnz - row0;
   const int count = int(left < rows ? left : rows) * vecs_per_row;
-  for (int first = threadIdx.x; first < count; first += kThreads * kUnroll) {
+  __shared__ Slot slots[kThreads];
+  for (int begin = 0; begin < count; begin += kThreads * kUnroll) {
+    const int first = begin + int(threadIdx.x);
     Vec data[kUnroll];
     int row[kUnroll], c[kUnroll];
 #pragma unroll
@@ -121,10 +136,14 @@ __global__ __launch_bounds__(kThreads) void append_mla_kernel(const MlaAppendPar
         }
       }
     }
+    if (begin == 0) {
+      find_slots(p.table, row0, rows, kOpAppendMla, p.fault, slots);
+      __syncthreads();
+    }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (first + u * kThreads >= count) break;
-      const Slot slot = find_slot(p.table, row0 + row[u], kOpAppendMla, p.fault);
+      const Slot slot = slots[row[u]];
       if (slot.token < 0) continue;
       if (c[u] < ckv_vecs) {
         store_vec(static_cast<char*>(p.ckv.pool) + slot.page * p.ckv.page_stride + slot.token * p.ckv.token_stride +

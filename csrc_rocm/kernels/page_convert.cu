@@ -63,18 +63,18 @@ __device__ __forceinline__ bool find_place(const ConvertParams& p, const Tiling&
 
 // Eight token rows of a unit in a standard page, from `row0` on. The page's first half of rows lives in the K plane and
 // the second in the V plane, whatever they hold; H * N / 2 is a multiple of eight, so eight rows never straddle.
-template <class U, int N>
-__device__ __forceinline__ uint8_t* standard_rows(const Place& place, int num_heads, int row0) {
+template <class U>
+__device__ __forceinline__ uint8_t* standard_rows(const Place& place, int num_heads, int N, int row0) {
   const int row = place.in_page * kUnitTokens + row0, half_rows = num_heads * N / 2;
   return row < half_rows ? place.k + row * U::kRowBytes : place.v + (row - half_rows) * U::kRowBytes;
 }
 
-template <class U, int N>
-__device__ __forceinline__ ShuffledUnit<U, N> shuffled_unit(const Place& place) {
-  constexpr int kGroups = N / kUnitTokens;
-  const int h = place.in_page / kGroups, g = place.in_page % kGroups;
+template <class U>
+__device__ __forceinline__ ShuffledUnit<U> shuffled_unit(const Place& place, int N) {
+  const int groups = N / kUnitTokens;
+  const int h = place.in_page / groups, g = place.in_page - h * groups;
   const int head = h * N * (U::kRowBytes / 2);
-  return {place.k + head + g * (kUnitTokens * 16), place.v + head + g * (U::kHalfVectors * 16)};
+  return {place.k + head + g * (kUnitTokens * 16), place.v + head + g * (U::kHalfVectors * 16), N * 16};
 }
 
 // Hand-over between the workgroups that share a page: nobody writes before all have read.
@@ -95,7 +95,7 @@ __device__ __forceinline__ void wait_for_page(unsigned* arrived, unsigned target
 // A unit's threads stand in two rows of eight tokens. In a row, each thread owns one 16-byte column of the token's K
 // and V: the columns of K come first. So `standard` is read and written in whole token rows, and a V thread's eight
 // vectors are the tile that its transpose needs. In shuffled order every thread takes the next vector, K and V alike.
-template <class U, int D, int N, bool kToShuffled, bool kLarge>
+template <class U, int D, bool kToShuffled, bool kLarge>
 __device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tiling& t, int item0, int unit0, int thread,
                                              unsigned* arrived, unsigned target, Vec16* lds) {
   const int unit = thread / U::kThreads, lane = thread % U::kThreads;
@@ -104,8 +104,8 @@ __device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tilin
   const int vec = is_v ? column - U::kRowVectors : column;
   Place place;
   const bool valid = find_place<kLarge>(p, t, item0, unit0 + unit, &place);
-  uint8_t* const rows_at = standard_rows<U, N>(place, p.num_heads, row0) + column * 16;
-  const auto shuffled = shuffled_unit<U, N>(place);
+  uint8_t* const rows_at = standard_rows<U>(place, p.num_heads, p.page_size, row0) + column * 16;
+  const auto shuffled = shuffled_unit<U>(place, p.page_size);
   Vec16* const own = lds + unit * U::kHalfVectors;
 
   Vec16 data[kVectors];
@@ -160,19 +160,19 @@ __device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tilin
   }
 }
 
-template <int kElement, int D, int N, bool kToShuffled>
+template <int kElement, int D, bool kToShuffled>
 __global__ FI_LAUNCH_BOUNDS(kTileThreads, 2) void convert_pages_kernel(const ConvertParams p, const Tiling t) {
-  using U = Unit<kElement, D, N>;
+  using U = Unit<kElement, D>;
   __shared__ Vec16 lds[U::kTileVectors];
-  convert_tile<U, D, N, kToShuffled, false>(p, t, int(blockIdx.x) * t.pages_per_group, 0,
-                                            int(threadIdx.x) + opaque_zero(), nullptr, 0, lds);
+  convert_tile<U, D, kToShuffled, false>(p, t, int(blockIdx.x) * t.pages_per_group, 0, int(threadIdx.x) + opaque_zero(),
+                                         nullptr, 0, lds);
 }
 
 // Pages larger than a tile: clusters of workgroups, each cluster a page at a time. Tickets number the workgroups in the
 // order in which they start, so the members of a cluster are running together, or will be without waiting for others.
-template <int kElement, int D, int N, bool kToShuffled>
+template <int kElement, int D, bool kToShuffled>
 __global__ FI_LAUNCH_BOUNDS(kTileThreads, 2) void convert_large_pages_kernel(const ConvertParams p, const Tiling t) {
-  using U = Unit<kElement, D, N>;
+  using U = Unit<kElement, D>;
   __shared__ Vec16 lds[U::kTileVectors];
   if (threadIdx.x == 0) lds[0].w[0] = atomicAdd(p.tickets, 1u);
   __syncthreads();
@@ -182,24 +182,24 @@ __global__ FI_LAUNCH_BOUNDS(kTileThreads, 2) void convert_large_pages_kernel(con
   unsigned target = 0;
   for (int item = cluster; item < t.items; item += clusters) {
     target += unsigned(t.groups_per_page);
-    convert_tile<U, D, N, kToShuffled, true>(p, t, item, unit0, int(threadIdx.x) + opaque_zero(),
-                                             p.tickets + 1 + cluster, target, lds);
+    convert_tile<U, D, kToShuffled, true>(p, t, item, unit0, int(threadIdx.x) + opaque_zero(), p.tickets + 1 + cluster,
+                                          target, lds);
     __syncthreads();
   }
 }
 
-template <int kElement, int D, int N, bool kToShuffled>
+template <int kElement, int D, bool kToShuffled>
 int launch_fast(const ConvertParams& p, gpuStream_t stream) {
-  using U = Unit<kElement, D, N>;
+  using U = Unit<kElement, D>;
   Tiling t{};
-  t.units_per_page = p.num_heads * (N / kUnitTokens);
+  t.units_per_page = p.num_heads * (p.page_size / kUnitTokens);
   t.items = int(p.num_blocks) * p.num_layers;
   t.groups_per_page = (t.units_per_page + U::kPerTile - 1) / U::kPerTile;
   if (t.groups_per_page == 1) {
     t.pages_per_group = U::kPerTile / t.units_per_page;
     t.units_per_group = t.pages_per_group * t.units_per_page;
     const int grid = (t.items + t.pages_per_group - 1) / t.pages_per_group;
-    convert_pages_kernel<kElement, D, N, kToShuffled><<<grid, t.units_per_group * U::kThreads, 0, stream>>>(p, t);
+    convert_pages_kernel<kElement, D, kToShuffled><<<grid, t.units_per_group * U::kThreads, 0, stream>>>(p, t);
     return gpu_last_error();
   }
   t.pages_per_group = 1;
@@ -210,39 +210,25 @@ int launch_fast(const ConvertParams& p, gpuStream_t stream) {
   const int clusters = 2 * units / t.groups_per_page;
   if (clusters == 0) return kInvalidConfiguration;
   const int grid = (clusters < t.items ? clusters : t.items) * t.groups_per_page;
-  convert_large_pages_kernel<kElement, D, N, kToShuffled><<<grid, kTileThreads, 0, stream>>>(p, t);
+  convert_large_pages_kernel<kElement, D, kToShuffled><<<grid, kTileThreads, 0, stream>>>(p, t);
   return gpu_last_error();
 }
 
-template <int kElement, int D, int N>
-int launch_direction(const ConvertParams& p, gpuStream_t stream) {
-  return p.dst == int32_t(PageKind::kShuffled) ? launch_fast<kElement, D, N, true>(p, stream)
-                                               : launch_fast<kElement, D, N, false>(p, stream);
-}
-
 template <int kElement, int D>
-int launch_page_size(const ConvertParams& p, gpuStream_t stream) {
-  switch (p.page_size) {
-    case 16:
-      return launch_direction<kElement, D, 16>(p, stream);
-    case 32:
-      return launch_direction<kElement, D, 32>(p, stream);
-    case 64:
-      return launch_direction<kElement, D, 64>(p, stream);
-    default:
-      return launch_direction<kElement, D, 128>(p, stream);
-  }
+int launch_direction(const ConvertParams& p, gpuStream_t stream) {
+  return p.dst == int32_t(PageKind::kShuffled) ? launch_fast<kElement, D, true>(p, stream)
+                                               : launch_fast<kElement, D, false>(p, stream);
 }
 
 template <int kElement>
 int launch_head_dim(const ConvertParams& p, gpuStream_t stream) {
   switch (p.head_dim) {
     case 64:
-      return launch_page_size<kElement, 64>(p, stream);
+      return launch_direction<kElement, 64>(p, stream);
     case 128:
-      return launch_page_size<kElement, 128>(p, stream);
+      return launch_direction<kElement, 128>(p, stream);
     default:
-      return launch_page_size<kElement, 256>(p, stream);
+      return launch_direction<kElement, 256>(p, stream);
   }
 }
 

@@ -160,8 +160,8 @@ inline int convert_groups(const ConvertParams& p) {
 inline bool convert_is_fast(const ConvertParams& p) {
   const bool pair = (p.src == int32_t(PageKind::kStandard) && p.dst == int32_t(PageKind::kShuffled)) ||
                     (p.src == int32_t(PageKind::kShuffled) && p.dst == int32_t(PageKind::kStandard));
-  const int N = p.page_size, D = p.head_dim;
-  const bool shape = (N == 16 || N == 32 || N == 64 || N == 128) && (D == 64 || D == 128 || D == 256);
+  const int D = p.head_dim;
+  const bool shape = p.page_size % 16 == 0 && (D == 64 || D == 128 || D == 256);
   return pair && shape && p.element_bytes <= 2 && p.num_pages > 0 && convert_is_aligned(p) &&
          convert_groups(p) <= kMaxGroups;
 }

@@ -16,7 +16,7 @@ constexpr int kUnitTokens = 16;
 constexpr int kVectors = 8;  // vectors a thread holds
 constexpr int kTileThreads = 512;
 
-template <int kElement, int D, int N>
+template <int kElement, int D>
 struct Unit {
   static constexpr int kX = 16 / kElement;
   static constexpr int kRowVectors = D / kX;                      // K (or V) vectors of one token
@@ -29,14 +29,15 @@ struct Unit {
 };
 
 // A unit of a shuffled page. Shuffled order of its vectors: K [D/x][16], V [16/x][D].
-template <class U, int N>
+template <class U>
 struct ShuffledUnit {
   uint8_t* k;
   uint8_t* v;
+  int k_run;  // bytes from one K vector column to the next: 16 for each token of the page
 
   __device__ __forceinline__ uint8_t* at(bool is_v, int index) const {
     if (is_v) return v + index * 16;
-    return k + index / kUnitTokens * (N * 16) + index % kUnitTokens * 16;
+    return k + index / kUnitTokens * k_run + index % kUnitTokens * 16;
   }
 };
 

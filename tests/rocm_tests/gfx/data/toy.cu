@@ -1,0 +1,56 @@
+// SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+// SPDX-License-Identifier: Apache-2.0
+// Small kernels with known results, to prove the inspection and the emulator before real kernels rely on them.
+#include <hip/hip_runtime.h>
+
+struct ReverseParams {
+  const unsigned* in;   // [gridDim.x * blockDim.x]
+  unsigned* out;
+  int count;
+};
+
+// Every workgroup reverses its words through LDS and swaps the halves of each with a byte permute.
+extern "C" __global__ __launch_bounds__(256) void reverse_words(const ReverseParams p, unsigned xor_with) {
+  __shared__ unsigned lds[256];
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
+  lds[threadIdx.x] = i < p.count ? p.in[i] : 0;
+  __syncthreads();
+  const unsigned word = lds[blockDim.x - 1 - threadIdx.x];
+  if (i < p.count) p.out[i] = __builtin_amdgcn_perm(word, word, 0x01000302u) ^ xor_with;
+}
+
+// The same without its barrier: wrong, and the emulator must show it.
+extern "C" __global__ __launch_bounds__(256) void reverse_words_racing(const ReverseParams p) {
+  __shared__ unsigned lds[256];
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
+  lds[threadIdx.x] = p.in[i];
+  p.out[i] = lds[blockDim.x - 1 - threadIdx.x];
+}
+
+// Workgroups wait for one another: each then writes what all have added.
+extern "C" __global__ __launch_bounds__(64) void meet(unsigned* counter, unsigned* sums) {
+  if (threadIdx.x == 0) atomicAdd(counter, blockIdx.x + 1);
+  const unsigned all = gridDim.x * (gridDim.x + 1) / 2;
+  while (__hip_atomic_load(counter, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT) < all) {
+  }
+  sums[blockIdx.x * blockDim.x + threadIdx.x] = all + threadIdx.x;
+}
+
+struct alignas(16) Vector {
+  unsigned w[4];
+};
+
+// One 16-byte load and store a lane.
+extern "C" __global__ void copy_wide(const Vector* in, Vector* out) { out[threadIdx.x] = in[threadIdx.x]; }
+
+// A pointer read from memory has no known address space: a flat access.
+extern "C" __global__ void copy_flat(const unsigned* const* in, unsigned* const* out) {
+  out[blockIdx.x][threadIdx.x] = in[blockIdx.x][threadIdx.x];
+}
+
+// Indexing registers by a run-time value: scratch memory.
+extern "C" __global__ void use_scratch(const unsigned* in, unsigned* out, int at) {
+  unsigned held[64];
+  for (int i = 0; i < 64; ++i) held[(i * at) & 63] = in[threadIdx.x * 64 + i];
+  out[threadIdx.x] = held[at & 63];
+}

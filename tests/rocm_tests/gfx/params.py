@@ -1,0 +1,133 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels' parameter structs as ctypes, field for field as in csrc_rocm/kernels/*.h.
+
+The emulator compares their sizes with those in the kernels' metadata, so that a field added on one side is noticed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_bool, c_int32, c_int64, c_uint64
+
+KINDS = ("standard", "shuffled", "x_packed", "split_hnd", "split_nhd")
+
+
+class Fault(ctypes.Structure):
+    _fields_ = (("code", c_int64), ("where", c_int64), ("value", c_int64), ("bound", c_int64))
+
+
+class IndexArray(ctypes.Structure):
+    _fields_ = (("data", c_uint64), ("wide", c_bool))
+
+
+class ConvertParams(ctypes.Structure):
+    _fields_ = (
+        ("k", c_uint64 * 128),
+        ("v", c_uint64 * 128),
+        ("k_stride", c_int64),
+        ("v_stride", c_int64),
+        ("block_ids", IndexArray),
+        ("num_blocks", c_int64),
+        ("num_pages", c_int64),
+        ("fault", c_uint64),
+        ("scratch", c_uint64),
+        ("tickets", c_uint64),
+        ("scratch_pages", c_int32),
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("page_size", c_int32),
+        ("head_dim", c_int32),
+        ("element_bytes", c_int32),
+        ("src", c_int32),
+        ("dst", c_int32),
+    )
+
+
+class Tiling(ctypes.Structure):
+    _fields_ = (
+        ("units_per_page", c_int32),
+        ("units_per_group", c_int32),
+        ("groups_per_page", c_int32),
+        ("pages_per_group", c_int32),
+        ("items", c_int32),
+    )
+
+
+class PageTable(ctypes.Structure):
+    _fields_ = (
+        ("batch_indices", IndexArray),
+        ("positions", IndexArray),
+        ("kv_indptr", IndexArray),
+        ("kv_indices", IndexArray),
+        ("nnz", c_int64),
+        ("batch_size", c_int64),
+        ("num_indices", c_int64),
+        ("num_pages", c_int64),
+        ("page_size", c_int32),
+    )
+
+
+class AppendSide(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_uint64),
+        ("row_stride", c_int64),
+        ("row_head_stride", c_int64),
+        ("pool", c_uint64),
+        ("page_stride", c_int64),
+        ("head_stride", c_int64),
+        ("token_stride", c_int64),
+    )
+
+
+class AppendParams(ctypes.Structure):
+    _fields_ = (
+        ("table", PageTable),
+        ("k", AppendSide),
+        ("v", AppendSide),
+        ("layout", c_int32),
+        ("num_heads", c_int32),
+        ("head_bytes", c_int32),
+        ("element_bytes", c_int32),
+        ("fault", c_uint64),
+    )
+
+
+class MlaSide(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_uint64),
+        ("row_stride", c_int64),
+        ("pool", c_uint64),
+        ("page_stride", c_int64),
+        ("token_stride", c_int64),
+        ("width_bytes", c_int32),
+    )
+
+
+class MlaAppendParams(ctypes.Structure):
+    _fields_ = (("table", PageTable), ("ckv", MlaSide), ("kpe", MlaSide), ("fault", c_uint64))
+
+
+class BatchPositionsParams(ctypes.Structure):
+    _fields_ = (
+        ("append_indptr", IndexArray),
+        ("seq_lens", IndexArray),
+        ("batch_size", c_int64),
+        ("nnz", c_int64),
+        ("batch_indices", c_uint64),
+        ("positions", c_uint64),
+    )
+
+
+class SeqLensParams(ctypes.Structure):
+    _fields_ = (
+        ("kv_indptr", IndexArray),
+        ("kv_last_page_len", IndexArray),
+        ("batch_size", c_int64),
+        ("page_size", c_int32),
+        ("seq_lens", c_uint64),
+    )
+
+
+def as_bytes(value: ctypes.Structure) -> bytes:
+    return bytes(value)
