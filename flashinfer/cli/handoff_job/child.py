@@ -24,12 +24,13 @@ def main(role: str, gguf: Path, dtype: torch.dtype) -> None:
     channel = Channel()
     # One core each: several of these processes run at once, and the order of additions must be the same in all.
     torch.set_num_threads(1)
-    channel.send("status", text="loading the model")
     if role == "transformers":
+        # Silent: it loads while the decoder's text is on the screen.
         model = reference.load_transformers(gguf)
         channel.send("loaded")
         reference.run_transformers(model, Job(**channel.receive()), channel)
     else:
+        channel.send("status", text="loading the model")
         runner = LlamaRunner(gguf, dtype)
         channel.send("loaded")
         _RUNS[role](runner, Job(**channel.receive()), channel)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -62,19 +62,27 @@ class Children:
     ----------
     on_status
         Called with a child's name and a line for people.
+    command
+        Arguments of the interpreter for a child; role, model and dtype are appended.
     """
 
-    def __init__(self, on_status: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        on_status: Callable[[str, str], None],
+        command: Sequence[str] = ("-m", "flashinfer.cli.handoff_job.child"),
+    ) -> None:
         self._on_status = on_status
+        self._command = [sys.executable, *command]
         self._children: dict[str, _Child] = {}
         self._files = contextlib.ExitStack()
         self._events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
 
     def start(self, name: str, role: str, gguf: Path, dtype: str) -> None:
         """Start a child; it loads the model at once."""
-        stderr = self._files.enter_context(tempfile.TemporaryFile())
+        # Open for as long as the child runs: it is read only if the child fails.
+        stderr = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-m", "flashinfer.cli.handoff_job.child", role, str(gguf), dtype],
+            [*self._command, role, str(gguf), dtype],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
