@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from flashinfer.core.errors import MissingJITCacheError as MissingJITCacheError
     from flashinfer.core.faults import check_device_errors as check_device_errors
     from flashinfer.core.op import use_backend as use_backend
-    from flashinfer.explain import explain as explain
     from flashinfer.kv.convert import convert_kv_pages as convert_kv_pages
     from flashinfer.page import append_paged_kv_cache as append_paged_kv_cache
     from flashinfer.page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
     from flashinfer.page import get_batch_indices_positions as get_batch_indices_positions
     from flashinfer.page import get_seq_lens as get_seq_lens
+    from flashinfer.selection import explain as explain
 
-# Public name -> module (PEP 562). A new public op is one line here and one above.
+# Public name -> module (PEP 562). A new public op is one line here and one above. No name is that of a module of the
+# package: importing such a module anywhere would put it in the name's place.
 _EXPORTS = {
     "BackendUnavailableError": "core.errors",
     "BuildError": "core.errors",
@@ -39,7 +40,7 @@ _EXPORTS = {
     "append_paged_mla_kv_cache": "page",
     "check_device_errors": "core.faults",
     "convert_kv_pages": "kv.convert",
-    "explain": "explain",
+    "explain": "selection",
     "get_batch_indices_positions": "page",
     "get_seq_lens": "page",
     "paged_attention": "attention",

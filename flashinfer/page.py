@@ -92,7 +92,12 @@ def split_cache(
         if kv_layout == "SHUFFLED":
             fail(op, "paged_kv_cache", "a tuple of K and V for SHUFFLED, whose shapes differ", describe(cache))
         if cache.dim() not in (4, 5) or cache.size(1) != 2:
-            fail(op, "paged_kv_cache", "a tuple of K and V, or [pages, 2, ...] of 4 or 5 dimensions", describe(cache))
+            fail(
+                op,
+                "paged_kv_cache",
+                "a tuple of K and V, or [pages, 2, ...] of 4 or 5 dimensions",
+                describe(cache),
+            )
         k, v = cache.unbind(1)
     elif isinstance(cache, tuple) and len(cache) == 2 and all(isinstance(c, torch.Tensor) for c in cache):
         k, v = cache
@@ -184,6 +189,8 @@ def get_batch_indices_positions(
     InvalidArgumentError
         For shapes, dtypes or devices that do not fit.
     """
+    if nnz < 0:
+        fail("get_batch_indices_positions", "nnz", "at least 0", nnz)
     if batch_indices is None:
         batch_indices = append_indptr.new_empty(nnz, dtype=torch.int32)
     if positions is None:

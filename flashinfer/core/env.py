@@ -8,6 +8,7 @@ import.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -54,6 +55,15 @@ class Variable(Generic[T]):
         except ValueError as e:
             message = f"environment: {self.name} must be {self.expects}, got {text!r}; correct or unset it"
             raise InvalidArgumentError(message) from e
+
+
+    @functools.cached_property
+    def at_first_use(self) -> T:
+        """The value when this was first asked for, kept for the life of the process.
+
+        For what every call looks at: reading the environment takes 2 us, as long as the launch of a kernel.
+        """
+        return self()
 
 
 _BOOLEANS = {

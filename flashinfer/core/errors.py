@@ -40,10 +40,14 @@ class BuildError(FlashInferError, RuntimeError):
     """
 
     def __init__(self, name: str, command: str, log_tail: str) -> None:
-        super().__init__(f"build of module {name!r} failed\ncommand: {command}\n{log_tail}")
+        # The arguments and not the message: pickle hands them to the constructor in another process.
+        super().__init__(name, command, log_tail)
         self.name = name
         self.command = command
         self.log_tail = log_tail
+
+    def __str__(self) -> str:
+        return f"build of module {self.name!r} failed\ncommand: {self.command}\n{self.log_tail}"
 
 
 class MissingJITCacheError(FlashInferError, RuntimeError):
@@ -58,11 +62,15 @@ class MissingJITCacheError(FlashInferError, RuntimeError):
     """
 
     def __init__(self, spec: JitSpec, detail: str) -> None:
-        super().__init__(
-            f"module {spec.name!r} is not built and FLASHINFER_DISABLE_JIT is set; {detail}; "
-            f"build it with: python -m flashinfer build {spec.name}"
-        )
+        super().__init__(spec, detail)
         self.spec = spec
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"module {self.spec.name!r} is not built and FLASHINFER_DISABLE_JIT is set; {self.detail}; "
+            f"build it with: python -m flashinfer build {self.spec.name}"
+        )
 
 
 class LaunchError(FlashInferError, RuntimeError):

@@ -10,22 +10,27 @@ synchronisation, so that is left to `check_device_errors()`, or to `FLASHINFER_C
 from __future__ import annotations
 
 import threading
+from typing import NoReturn
 
 import torch
 
 from flashinfer.core import env
 from flashinfer.core.errors import InvalidArgumentError
 
-# Mirrors FaultCode and the kOp constants of csrc_rocm.
+# FaultCode of csrc_rocm/kernels/common/fault.h.
+BATCH_INDEX_RANGE, POSITION_RANGE, PAGE_TABLE_SHORT, PAGE_ID_RANGE, BLOCK_ID_RANGE, BLOCK_ID_TWICE = range(1, 7)
+
+# Mirrors the kOp constants of csrc_rocm.
 _OPS = {1: "append_paged_kv_cache", 2: "append_paged_mla_kv_cache", 3: "convert_kv_pages"}
 _SENTENCES = {
-    1: "batch_indices[{where}] must be below the {bound} requests of kv_indptr, got {value}",
-    2: "positions[{where}] must be below {bound}, the tokens that its request's pages hold, got {value}; "
+    BATCH_INDEX_RANGE: "batch_indices[{where}] must be below the {bound} requests of kv_indptr, got {value}",
+    POSITION_RANGE: "positions[{where}] must be below {bound}, the tokens that its request's pages hold, got {value}; "
     "extend the page table before appending",
-    3: "kv_indptr[{where}] must be at most {bound}, the length of kv_indices, got {value}; the page table is short",
-    4: "kv_indices[{where}] must be a page id below {bound}, got {value}",
-    5: "block_ids[{where}] must be a page id below {bound}, got {value}",
-    6: "block_ids must be distinct, got {value} at [{bound}] and [{where}]; convert each page once",
+    PAGE_TABLE_SHORT: "kv_indptr[{where}] must be at most {bound}, the length of kv_indices, got {value}; "
+    "the page table is short",
+    PAGE_ID_RANGE: "kv_indices[{where}] must be a page id below {bound}, got {value}",
+    BLOCK_ID_RANGE: "block_ids[{where}] must be a page id below {bound}, got {value}",
+    BLOCK_ID_TWICE: "block_ids must be distinct, got {value} at [{bound}] and [{where}]; convert each page once",
 }
 
 _local = threading.local()
@@ -43,13 +48,19 @@ def words(device: torch.device) -> torch.Tensor:
     found = _device_words.get(device)
     if found is None:
         with _lock:
-            found = _device_words.setdefault(device, torch.zeros(4, dtype=torch.int64, device=device))
+            found = _device_words.get(device)
+            if found is None:
+                found = torch.zeros(4, dtype=torch.int64, device=device)
+                # Calls on other streams use the words from now on: they must be zero by then. While a graph is being
+                # captured this fails, and rightly: the words would be zeroed at each replay and not before.
+                torch.cuda.current_stream(device).synchronize()
+                _device_words[device] = found
     return found
 
 
 def settle(fault: torch.Tensor) -> None:
     """Raise what the call just made has reported: always on the CPU, on a GPU only under FLASHINFER_CHECK=1."""
-    if fault.device.type == "cpu" or env.check():
+    if fault.device.type == "cpu" or env.check.at_first_use:
         _raise(fault)
 
 
@@ -80,5 +91,9 @@ def _raise(fault: torch.Tensor) -> None:
     if code == 0:
         return
     fault.zero_()
-    sentence = _SENTENCES[code & 0xFF].format(where=where, value=value, bound=bound)
-    raise InvalidArgumentError(f"{_OPS[code >> 8]}: {sentence}")
+    refuse(_OPS[code >> 8], code & 0xFF, where, value, bound)
+
+
+def refuse(op: str, code: int, where: int, value: int, bound: int) -> NoReturn:
+    """Raise the sentence of a fault code, as if a kernel had reported it."""
+    raise InvalidArgumentError(f"{op}: {_SENTENCES[code].format(where=where, value=value, bound=bound)}")

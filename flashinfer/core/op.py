@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,12 +32,33 @@ OPS: dict[str, Op] = {}
 _asked_only: ContextVar[dict[str, str | None] | None] = ContextVar("flashinfer_asked_only", default=None)
 _override: ContextVar[str | None] = ContextVar("flashinfer_backend", default=None)
 
+_self_checking: set[Callable[..., Any]] = set()
+# What a self-checking backend, or a `why_not` that met arguments of the wrong kind, may raise. The check then runs to
+# say it in the package's words; if it finds nothing wrong, the exception goes on.
+_OBJECTIONS = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+def checks_arguments(run: Run) -> Run:
+    """Mark a backend function that refuses by itself, with any exception, all that the op's check would refuse.
+
+    For ops so short that checks in Python would cost more than the work: the check runs only after a refusal.
+    """
+    _self_checking.add(run)
+    return run
+
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Run the calls inside with one backend, as if each were given `backend=name`.
 
     A call that names a backend itself keeps it.
+
+    Parameters
+    ----------
+    name
+        A backend, or "auto".
     """
     token = _override.set(name)
     try:
@@ -97,12 +118,20 @@ class Op:
 
     def _run(self, *args_and_backend: Any) -> Any:
         *args, backend = args_and_backend
-        self.check(*args)
         answers = _asked_only.get()
         if answers is not None:
+            self.check(*args)
             answers.update(self.reasons(args, backend))
             return None
-        return self.select(args, backend)(*args)
+        try:
+            run = self.select(args, backend)
+            if run in _self_checking:
+                return run(*args)
+        except _OBJECTIONS:
+            self.check(*args)
+            raise
+        self.check(*args)
+        return run(*args)
 
     def _run_fake(self, *args_and_backend: Any) -> Any:
         *args, _ = args_and_backend
@@ -150,11 +179,13 @@ class Op:
     def wanted(self, backend: str) -> tuple[str, ...]:
         """Backends to try: all of them for "auto", else the one that the call, the context or the variable names."""
         if backend == "auto":
-            backend = _override.get() or env.backend()
+            backend = _override.get() or env.backend.at_first_use
         if backend == "auto":
             return self.backends
         if backend not in self.backends:
-            raise InvalidArgumentError(f"{self.name}: backend must be one of {('auto', *self.backends)}, got {backend!r}")
+            raise InvalidArgumentError(
+                f"{self.name}: backend must be one of {('auto', *self.backends)}, got {backend!r}"
+            )
         return (backend,)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError
 from flashinfer.jit.build import namespace_of, obtain
@@ -51,6 +53,10 @@ class Module:
 
 def _write_only(*args: object) -> None:
     """Fake of every shim op: it writes its arguments, which changes no metadata, and returns nothing."""
+    # torch also sends a real call here if one of its tensors is on the meta device: that must not pass for done.
+    for t in pytree.tree_leaves(args):
+        if isinstance(t, torch.Tensor) and t.is_meta and not isinstance(t, FakeTensor):
+            raise InvalidArgumentError(f"jit: an op's tensors must be on its device, got one on {t.device}")
 
 
 _lock = threading.RLock()

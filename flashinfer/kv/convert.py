@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -48,9 +49,10 @@ def convert_kv_pages(
         `flashinfer.check_device_errors()`, and an id listed twice gives a page of undefined content.
     """
     name = ops.OP
-    for what in ("dtype", "num_kv_heads", "page_size", "head_dim", "scale_mode"):
-        if getattr(src, what) != getattr(dst, what):
-            fail(name, "dst", f"of src's {what} {getattr(src, what)}", getattr(dst, what))
+    if src.geometry != dst.geometry:
+        for what in ("dtype", "num_kv_heads", "page_size", "head_dim", "scale_mode"):
+            if getattr(src, what) != getattr(dst, what):
+                fail(name, "dst", f"of src's {what} {getattr(src, what)}", getattr(dst, what))
     planes, per_layer = _planes(caches)
     if not planes:
         return
@@ -72,12 +74,13 @@ def convert_kv_pages(
 def _planes(
     caches: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
 ) -> tuple[list[torch.Tensor], int]:
-    """All planes, layer after layer, and how many a layer has."""
+    """All planes, layer after layer, and how many a layer has. What they are is the op's business."""
     if isinstance(caches, torch.Tensor):
         fail(ops.OP, "caches", "a sequence with one entry a layer", describe(caches), "pass [cache]")
-    layers = [(c,) if isinstance(c, torch.Tensor) else tuple(c) for c in caches]
-    per_layer = len(layers[0]) if layers else 1
-    for i, layer in enumerate(layers):
-        if len(layer) != per_layer or per_layer > 2 or not all(isinstance(p, torch.Tensor) for p in layer):
-            fail(ops.OP, f"caches[{i}]", "a tensor, or a tuple of K and V plane, alike for all layers", layer)
-    return [plane for layer in layers for plane in layer], per_layer
+    if not caches or isinstance(caches[0], torch.Tensor):
+        return list(caches), 1  # type: ignore[arg-type]
+    planes = list(chain.from_iterable(caches))
+    if len(planes) != 2 * len(caches) or len(caches[0]) != 2:
+        got = [describe(c) if isinstance(c, torch.Tensor) else f"{len(c)} planes" for c in caches]
+        fail(ops.OP, "caches", "tensors, or tuples of K and V plane, alike for all layers", got)
+    return planes, 2

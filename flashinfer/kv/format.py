@@ -119,7 +119,12 @@ class PageFormat:
                 "only 1-byte elements carry scales"
             )
 
-    @property
+    @functools.cached_property
+    def geometry(self) -> tuple[str, int, int, int, str | None]:
+        """All that two formats must share for their pages to hold the same values: everything but the kind."""
+        return (self.dtype, self.num_kv_heads, self.page_size, self.head_dim, self.scale_mode)
+
+    @functools.cached_property
     def element_size(self) -> int:
         """Bytes of one element."""
         size: int = getattr(torch, self.dtype).itemsize
@@ -152,6 +157,18 @@ class PageFormat:
         return tuple((slot * length, length) for slot in range(self.head_slots))
 
     @property
+    def shape(self) -> str:
+        """The page's row-major shape, for people."""
+        x = self.x
+        return {
+            "standard": "[H, N, 2D], per token K then V",
+            "shuffled": f"K [H, D/{x}, N, {x}], then V [H, N/{x}, D, {x}]",
+            "x_packed": f"K [H, D/{x}, N, {x}], then V [H, D, N]",
+            "split_hnd": "K [H, N, D], then V [H, N, D]",
+            "split_nhd": "K [N, H, D], then V [N, H, D]",
+        }[self.kind]
+
+    @property
     def tag(self) -> str:
         """Canonical ASCII name, to be compared byte by byte and never parsed."""
         parts = [
@@ -169,8 +186,8 @@ class PageFormat:
     def offset(self, kv: int, h: Index, n: Index, d: Index) -> Index:
         """Byte offset in the page of `[h, n, d]` of K (`kv` 0) or V (`kv` 1).
 
-        `h`, `n` and `d` are three integers, or three integer tensors that broadcast; the values of tensors are
-        not checked.
+        `h`, `n` and `d` are three integers, or three integer tensors that broadcast. A tensor's values are not
+        checked.
         """
         _in_range("kv", kv, 2)
         if isinstance(h, int) and isinstance(n, int) and isinstance(d, int):

@@ -37,7 +37,12 @@ def _check_caches(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     if kv_layout == "SHUFFLED":
         x = 16 // k_cache.element_size()
         if k_cache.size(4) != x or page_size % x:
-            fail(OP, "k_cache", f"[pages, heads, dim / {x}, page_size, {x}], page size divisible by {x}", list(shape))
+            fail(
+                OP,
+                "k_cache",
+                f"[pages, heads, dim / {x}, page_size, {x}], page size divisible by {x}",
+                list(shape),
+            )
         shape = (shape[0], heads, page_size // x, dim, x)
     if tuple(v_cache.shape) != shape:
         fail(OP, "v_cache", f"of shape {list(shape)}", list(v_cache.shape))

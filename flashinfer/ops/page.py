@@ -39,6 +39,9 @@ def _check_page_table(
 def _check_rows(op: str, name: str, t: torch.Tensor, rank: int) -> None:
     if t.dim() != rank:
         fail(op, name, f"{rank}-D", describe(t))
+    # Kernels divide by what a row holds.
+    if t.numel() == 0 and t.size(0) != 0:
+        fail(op, name, "of rows that are not empty", list(t.shape))
     if t.element_size() not in ELEMENT_SIZES:
         fail(op, name, "of 1-, 2- or 4-byte elements", describe(t))
     if t.size(-1) > 1 and t.stride(-1) != 1:
@@ -51,6 +54,9 @@ def _check_cache(op: str, name: str, cache: torch.Tensor, rows: torch.Tensor, sh
         fail(op, name, f"{len(shape)}-D {list(shape)}", describe(cache))
     for dim, want in enumerate(shape):
         if isinstance(want, str):
+            # No pages is a pool too, but kernels divide by the page size.
+            if dim and cache.size(dim) < 1:
+                fail(op, name, f"of a {want} of at least 1", list(cache.shape))
             continue
         if cache.size(dim) != want:
             fail(op, name, f"of shape {list(shape)}", list(cache.shape))
@@ -75,7 +81,12 @@ def _check_shuffled(op: str, k_cache: torch.Tensor, v_cache: torch.Tensor, key: 
         # Heads and pages may lie anywhere; what a head's page holds is addressed as one block.
         want = (cache.size(3) * x, x, 1)
         if cache.numel() and tuple(cache.stride()[2:]) != want:
-            fail(op, name, f"dense inside a head's page, strides [..., {want[0]}, {want[1]}, 1]", cache.stride())
+            fail(
+                op,
+                name,
+                f"dense inside a head's page, strides [..., {want[0]}, {want[1]}, 1]",
+                cache.stride(),
+            )
 
 
 def _check_append_paged_kv_cache(
@@ -170,7 +181,12 @@ def _check_get_batch_indices_positions(
     index_vector(op, "batch_indices", batch_indices, device)
     index_vector(op, "positions", positions, device)
     if append_indptr.size(0) != seq_lens.size(0) + 1:
-        fail(op, "append_indptr", f"of length {seq_lens.size(0) + 1}, one more than seq_lens", append_indptr.size(0))
+        fail(
+            op,
+            "append_indptr",
+            f"of length {seq_lens.size(0) + 1}, one more than seq_lens",
+            append_indptr.size(0),
+        )
     for name, t in (("batch_indices", batch_indices), ("positions", positions)):
         if t.dtype != torch.int32:
             fail(op, name, "int32", t.dtype)

@@ -25,7 +25,12 @@ def _check_plane(index: int, plane: torch.Tensor, first: torch.Tensor, plane_byt
         fail(OP, name, f"of the first plane's {first.size(0)} pages", plane.size(0))
     page = plane.shape[1:].numel() * plane.element_size()
     if page != plane_bytes:
-        fail(OP, name, f"of {plane_bytes} bytes to a page, as the format says", f"{page} bytes, {describe(plane)}")
+        fail(
+            OP,
+            name,
+            f"of {plane_bytes} bytes to a page, as the format says",
+            f"{page} bytes, {describe(plane)}",
+        )
     expected = 1
     for dim in range(plane.dim() - 1, 0, -1):
         if plane.size(dim) != 1 and plane.stride(dim) != expected:
@@ -47,6 +52,12 @@ def _check_convert_kv_pages(
 ) -> None:
     if planes_per_layer not in (1, 2) or not planes or len(planes) % planes_per_layer:
         fail(OP, "caches", "a non-empty list of pages, or of (K plane, V plane) pairs", f"{len(planes)} planes")
+    for i, plane in enumerate(planes):
+        if not isinstance(plane, torch.Tensor):
+            fail(OP, f"planes[{i}]", "a tensor", describe(plane))
+    for name, size in (("num_kv_heads", num_kv_heads), ("page_size", page_size), ("head_dim", head_dim)):
+        if size < 1:
+            fail(OP, name, "positive", size)
     first = planes[0]
     if first.element_size() not in (1, 2, 4):
         fail(OP, "caches", "of 1-, 2- or 4-byte elements", first.dtype)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer.core import faults
+from flashinfer.core.op import checks_arguments
 from flashinfer.jit.load import load_module
 from flashinfer.jit.spec import JitSpec
 from flashinfer.jit.toolchain import why_not_device
@@ -24,6 +25,7 @@ def why_not_append_paged_kv_cache(append_key: torch.Tensor, *args: object) -> st
     return why_not_device(append_key.device)
 
 
+@checks_arguments
 def append_paged_kv_cache(
     append_key: torch.Tensor,
     append_value: torch.Tensor,
@@ -37,7 +39,16 @@ def append_paged_kv_cache(
 ) -> None:
     fault = faults.words(append_key.device)
     load_module(SPEC, append_key.device).append_paged_kv_cache(
-        append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_layout, fault
+        append_key,
+        append_value,
+        batch_indices,
+        positions,
+        k_cache,
+        v_cache,
+        kv_indices,
+        kv_indptr,
+        kv_layout,
+        fault,
     )
     faults.settle(fault)
 
@@ -46,6 +57,7 @@ def why_not_append_paged_mla_kv_cache(append_ckv: torch.Tensor, *args: object) -
     return why_not_device(append_ckv.device)
 
 
+@checks_arguments
 def append_paged_mla_kv_cache(
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,

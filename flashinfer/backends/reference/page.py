@@ -6,7 +6,17 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer.core.errors import InvalidArgumentError
+from flashinfer.core import faults
+
+
+def _refuse_first(
+    op: str, code: int, bad: torch.Tensor, where: torch.Tensor, value: torch.Tensor, bound: int | torch.Tensor
+) -> None:
+    """Raise for the first element that is bad, in the words of the compiled kernels."""
+    found = bad.nonzero()
+    if found.numel():
+        i = int(found[0])
+        faults.refuse(op, code, int(where[i]), int(value[i]), bound if isinstance(bound, int) else int(bound[i]))
 
 
 def _slots(
@@ -22,17 +32,17 @@ def _slots(
     rows = (batch_indices >= 0).nonzero().squeeze(1)
     batch, position = batch_indices[rows].long(), positions[rows].long()
     indptr = kv_indptr.long()
-    if bool((batch >= indptr.numel() - 1).any()):
-        raise InvalidArgumentError(f"{op}: batch_indices must be below {indptr.numel() - 1}, got {batch.max()}")
+    requests, entries = indptr.numel() - 1, kv_indices.numel()
+    _refuse_first(op, faults.BATCH_INDEX_RANGE, batch >= requests, rows, batch, requests)
+    first, last = indptr[batch], indptr[batch + 1]
     column = position.div(page_size, rounding_mode="floor")
-    if bool(((column < 0) | (column >= (indptr[batch + 1] - indptr[batch]))).any()):
-        raise InvalidArgumentError(f"{op}: positions must lie in their request's pages, got {position.tolist()}")
-    entry = indptr[batch] + column
-    if bool((entry >= kv_indices.numel()).any()):
-        raise InvalidArgumentError(f"{op}: kv_indices must cover kv_indptr, got length {kv_indices.numel()}")
-    page = kv_indices[entry].long()
-    if bool(((page < 0) | (page >= num_pages)).any()):
-        raise InvalidArgumentError(f"{op}: kv_indices must be below {num_pages}, got {page.tolist()}")
+    beyond = (position < 0) | (column >= last - first)
+    _refuse_first(op, faults.POSITION_RANGE, beyond, rows, position, (last - first) * page_size)
+    short = (first < 0) | (last > entries)
+    _refuse_first(op, faults.PAGE_TABLE_SHORT, short, batch + 1, last, entries)
+    page = kv_indices[first + column].long()
+    nowhere = (page < 0) | (page >= num_pages)
+    _refuse_first(op, faults.PAGE_ID_RANGE, nowhere, first + column, page, num_pages)
     return rows, page, position % page_size
 
 
@@ -108,11 +118,12 @@ def get_batch_indices_positions(
     batch_indices.fill_(-1)
     positions.zero_()
     lengths = append_indptr.diff().long()
-    count = min(int(lengths.sum()), batch_indices.numel())
-    owner = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)[:count]
-    offset = torch.arange(count, device=lengths.device) - append_indptr[owner]
-    batch_indices[:count] = owner.int()
-    positions[:count] = (offset + seq_lens[owner] - lengths[owner]).int()
+    owner = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
+    row = torch.arange(owner.numel(), device=lengths.device) + append_indptr[0]
+    fits = row < batch_indices.numel()
+    owner, row = owner[fits], row[fits]
+    batch_indices[row] = owner.int()
+    positions[row] = (row - append_indptr[owner] + seq_lens[owner] - lengths[owner]).int()
 
 
 def why_not_get_seq_lens(*args: object) -> str | None:

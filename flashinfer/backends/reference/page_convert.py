@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from flashinfer.core import faults
+
 # Same-width integers: copies stay bit for bit, and every width has indexed copies on every device.
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
@@ -53,11 +55,12 @@ def convert_kv_pages(
     num_kv_heads, page_size, head_dim
         `H`, `N`, `D`.
     """
-    if src == dst or block_ids.numel() == 0:
+    ids = block_ids.to(device=planes[0].device, dtype=torch.int64)
+    _check_ids(ids, planes[0].size(0))
+    if src == dst or ids.numel() == 0:
         return
     geometry = (num_kv_heads, page_size, head_dim)
     elements = 2 * num_kv_heads * page_size * head_dim // planes_per_layer
-    ids = block_ids.to(device=planes[0].device, dtype=torch.int64)
     for first in range(0, len(planes), planes_per_layer):
         rows = [_rows(plane, elements) for plane in planes[first : first + planes_per_layer]]
         pages = torch.cat([row.index_select(0, ids) for row in rows], dim=1)
@@ -65,6 +68,17 @@ def convert_kv_pages(
         converted = _pack(key, value, dst)
         for row, part in zip(rows, converted.chunk(planes_per_layer, dim=1), strict=True):
             row.index_copy_(0, ids, part)
+
+
+def _check_ids(ids: torch.Tensor, num_pages: int) -> None:
+    """Refuse ids out of range and ids listed twice, in the words of the compiled kernels; synchronises."""
+    op, listed = "convert_kv_pages", ids.tolist()
+    first_at: dict[int, int] = {}
+    for i, block in enumerate(listed):
+        if not 0 <= block < num_pages:
+            faults.refuse(op, faults.BLOCK_ID_RANGE, i, block, num_pages)
+        if first_at.setdefault(block, i) != i:
+            faults.refuse(op, faults.BLOCK_ID_TWICE, i, block, first_at[block])
 
 
 def _rows(plane: torch.Tensor, elements: int) -> torch.Tensor:
@@ -101,8 +115,7 @@ def _pack(key: torch.Tensor, value: torch.Tensor, kind: str) -> torch.Tensor:
         key, value = key.transpose(1, 2), value.transpose(1, 2)
     elif kind != "split_hnd":
         key = key.reshape(M, H, N, D // x, x).transpose(2, 3)
-        if kind == "shuffled":
-            value = value.reshape(M, H, N // x, x, D).transpose(3, 4)
-        else:  # x_packed
-            value = value.transpose(2, 3)
+        # x_packed is one group of all tokens.
+        group = x if kind == "shuffled" else N
+        value = value.reshape(M, H, N // group, group, D).transpose(3, 4)
     return torch.cat([key.reshape(M, -1), value.reshape(M, -1)], dim=1)

@@ -30,7 +30,13 @@ def watch(event, args):
 def failed(name):
     raise
 
+def read(environ, name, plain=type(os.environ).__getitem__):
+    if str(name).startswith("FLASHINFER_"):
+        events.append(f"environment {name}")
+    return plain(environ, name)
+
 sys.addaudithook(watch)
+type(os.environ).__getitem__ = read
 import flashinfer
 names = ["flashinfer"]
 for module in pkgutil.walk_packages(flashinfer.__path__, "flashinfer.", onerror=failed):

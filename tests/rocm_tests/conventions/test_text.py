@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rocm_tests.conventions.tree import CPP_SUFFIXES, code, cpp_files, python_files, read, syntax, text_files
+from rocm_tests.conventions.tree import CPP_SUFFIXES, code, cpp_files, python_files, read, scripts, syntax, text_files
 
 SOURCES = python_files() + cpp_files()
 LICENCE = (
@@ -30,7 +30,7 @@ def none(found: list[str]) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
+@pytest.mark.parametrize("path", [*SOURCES, *scripts()], ids=str)
 def test_licence_header(path: Path) -> None:
     mark = "//" if path.suffix in CPP_SUFFIXES else "#"
     lines = [line for line in read(path).splitlines() if not line.startswith("#!")]

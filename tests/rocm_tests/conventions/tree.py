@@ -37,6 +37,11 @@ def python_files(*folders: str) -> list[Path]:
     return [p for p in text_files() if is_python(p) and (not folders or p.parts[0] in folders)]
 
 
+def scripts() -> list[Path]:
+    """Programs in other languages than Python."""
+    return [p for p in text_files() if p.suffix == "" and read(p).startswith("#!") and not is_python(p)]
+
+
 def cpp_files() -> list[Path]:
     return [p for p in text_files() if p.parts[0] == "csrc_rocm" and p.suffix in CPP_SUFFIXES]
 

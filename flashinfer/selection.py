@@ -39,6 +39,8 @@ def explain(op: str | Callable[..., Any], *args: Any, backend: str = "auto", **k
         A public function such as `flashinfer.append_paged_kv_cache`, or the name of an op.
     args, kwargs
         What the public function would be given; for a name, the op's arguments in the order of its schema.
+    backend
+        "auto", or the name of the only one to ask.
 
     Returns
     -------

@@ -1,0 +1,337 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that an op must refuse: (op, what to change in its sample of three requests, the sentence after "op: ")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Change = Any | Callable[[Any], Any]
+
+
+def meta(t: torch.Tensor) -> torch.Tensor:
+    return t.to("meta")
+
+
+def last_strided(t: torch.Tensor) -> torch.Tensor:
+    """The same shape, with every other element of a buffer twice as wide."""
+    return torch.zeros(*t.shape[:-1], 2 * t.size(-1), dtype=t.dtype)[..., ::2]
+
+
+def index_vectors(op: str, names: tuple[str, ...]) -> list[tuple[str, dict[str, Change], str]]:
+    found: list[tuple[str, dict[str, Change], str]] = []
+    for name in names:
+        found += [
+            (op, {name: lambda t: torch.zeros(2, 2, dtype=torch.int32)}, f"{name} must be 1-D, got int32[2, 2] on cpu"),
+            (
+                op,
+                {name: lambda t: torch.zeros(4)},
+                f"{name} must be int32 or int64, got float32[4] on cpu; pass {name}.int()",
+            ),
+            (op, {name: meta}, f"{name} must be on cpu, got meta; pass {name}.to('cpu')"),
+            (
+                op,
+                {name: lambda t: torch.zeros(2 * t.numel(), dtype=torch.int32)[::2]},
+                f"{name} must be contiguous, got stride (2,); pass {name}.contiguous()",
+            ),
+        ]
+    return found
+
+
+APPEND = "append_paged_kv_cache"
+MLA = "append_paged_mla_kv_cache"
+POSITIONS = "get_batch_indices_positions"
+LENS = "get_seq_lens"
+CONVERT = "convert_kv_pages"
+ATTENTION = "paged_attention"
+ROW_METADATA = ("batch_indices", "positions", "kv_indices", "kv_indptr")
+
+# The sample: 7 rows of 2 heads of 32 float32, pool of 40 pages of 16 tokens, NHD.
+BAD_APPEND: list[tuple[str, dict[str, Change], str]] = [
+    (APPEND, {"append_key": lambda t: t[0]}, "append_key must be 3-D, got float32[2, 32] on cpu"),
+    (APPEND, {"append_value": lambda t: t.flatten(1)}, "append_value must be 3-D, got float32[7, 64] on cpu"),
+    (
+        APPEND,
+        {"append_key": lambda t: t.double()},
+        "append_key must be of 1-, 2- or 4-byte elements, got float64[7, 2, 32] on cpu",
+    ),
+    (APPEND, {"append_key": lambda t: t[..., :0]}, "append_key must be of rows that are not empty, got [7, 2, 0]"),
+    (APPEND, {"append_value": lambda t: t[:, :0]}, "append_value must be of rows that are not empty, got [7, 0, 32]"),
+    (
+        APPEND,
+        {"append_key": last_strided},
+        "append_key must be contiguous in its last dimension, got stride (128, 64, 2); pass append_key.contiguous()",
+    ),
+    (
+        APPEND,
+        {"append_value": last_strided},
+        "append_value must be contiguous in its last dimension, got stride (128, 64, 2); "
+        "pass append_value.contiguous()",
+    ),
+    (
+        APPEND,
+        {"append_value": lambda t: t[:, :, :16]},
+        "append_value must be of append_key's shape [7, 2, 32], got [7, 2, 16]",
+    ),
+    (
+        APPEND,
+        {"append_value": lambda t: t[:5]},
+        "append_value must be of append_key's shape [7, 2, 32], got [5, 2, 32]",
+    ),
+    (
+        APPEND,
+        {"append_value": lambda t: t.int()},
+        "append_value must be of append_key's dtype torch.float32, got torch.int32",
+    ),
+    (APPEND, {"append_value": meta}, "append_value must be on cpu, got meta"),
+    *index_vectors(APPEND, ROW_METADATA),
+    (APPEND, {"batch_indices": lambda t: t[:6]}, "batch_indices must be of length 7, one per appended row, got 6"),
+    (APPEND, {"positions": lambda t: t[:0]}, "positions must be of length 7, one per appended row, got 0"),
+    (APPEND, {"kv_indptr": lambda t: t[:0]}, "kv_indptr must be of length batch_size + 1, got 0"),
+    (APPEND, {"kv_layout": "nhd"}, "kv_layout must be one of ('NHD', 'HND', 'SHUFFLED'), got 'nhd'"),
+    (APPEND, {"kv_layout": ""}, "kv_layout must be one of ('NHD', 'HND', 'SHUFFLED'), got ''"),
+    (
+        APPEND,
+        {"kv_layout": "HND"},
+        "k_cache must be of shape ['pages', 2, 'page_size', 32], got [40, 16, 2, 32]",
+    ),
+    (
+        APPEND,
+        {"k_cache": lambda t: t[0]},
+        "k_cache must be 4-D ['pages', 'page_size', 2, 32], got float32[16, 2, 32] on cpu",
+    ),
+    (
+        APPEND,
+        {"k_cache": lambda t: t[..., :16]},
+        "k_cache must be of shape ['pages', 'page_size', 2, 32], got [40, 16, 2, 16]",
+    ),
+    (
+        APPEND,
+        {"k_cache": lambda t: t.half()},
+        "k_cache must be of dtype torch.float32, that of the appended rows, got torch.float16",
+    ),
+    (APPEND, {"k_cache": meta}, "k_cache must be on cpu, got meta"),
+    (APPEND, {"k_cache": lambda t: t[:, :0]}, "k_cache must be of a page_size of at least 1, got [40, 0, 2, 32]"),
+    (
+        APPEND,
+        {"k_cache": last_strided},
+        "k_cache must be contiguous in its last dimension, got stride (2048, 128, 64, 2)",
+    ),
+    (APPEND, {"v_cache": lambda t: t[:39]}, "v_cache must be of shape [40, 16, 2, 32], got [39, 16, 2, 32]"),
+    (APPEND, {"v_cache": lambda t: t[:, :8]}, "v_cache must be of shape [40, 16, 2, 32], got [40, 8, 2, 32]"),
+    (
+        APPEND,
+        {"v_cache": lambda t: t.to(torch.int32)},
+        "v_cache must be of dtype torch.float32, that of the appended rows, got torch.int32",
+    ),
+    (APPEND, {"v_cache": meta}, "v_cache must be on cpu, got meta"),
+    (
+        APPEND,
+        {"v_cache": last_strided},
+        "v_cache must be contiguous in its last dimension, got stride (2048, 128, 64, 2)",
+    ),
+]
+
+
+def shuffled(**changes: Change) -> dict[str, Change]:
+    """The sample on shuffled pages, x = 4, then the changes: each gets the good tensor."""
+    good = {"k_cache": torch.zeros(40, 2, 8, 16, 4), "v_cache": torch.zeros(40, 2, 4, 32, 4)}
+    made = {name: changes[name](cache) if name in changes else cache for name, cache in good.items()}
+    return {"kv_layout": "SHUFFLED", **changes, **made}
+
+
+BAD_SHUFFLED: list[tuple[str, dict[str, Change], str]] = [
+    (
+        APPEND,
+        shuffled(append_key=lambda t: t[..., :30], append_value=lambda t: t[..., :30]),
+        "append_key must be of head dimension divisible by 4 for shuffled pages, got 30",
+    ),
+    (
+        APPEND,
+        shuffled(k_cache=lambda t: t[..., :6, :]),
+        "k_cache must be of a page size divisible by 4 for shuffled pages, got 6",
+    ),
+    (
+        APPEND,
+        shuffled(k_cache=lambda t: t.flatten(3)),
+        "k_cache must be 5-D ['pages', 2, 8, 'page_size', 4], got float32[40, 2, 8, 64] on cpu",
+    ),
+    (
+        APPEND,
+        shuffled(k_cache=lambda t: t.view(40, 2, 4, 16, 8)),
+        "k_cache must be of shape ['pages', 2, 8, 'page_size', 4], got [40, 2, 4, 16, 8]",
+    ),
+    (
+        APPEND,
+        shuffled(v_cache=lambda t: t.view(40, 2, 8, 16, 4)),
+        "v_cache must be of shape [40, 2, 4, 32, 4], got [40, 2, 8, 16, 4]",
+    ),
+    (
+        APPEND,
+        shuffled(k_cache=lambda t: torch.zeros(40, 2, 16, 8, 4).transpose(2, 3)),
+        "k_cache must be dense inside a head's page, strides [..., 64, 4, 1], got (1024, 512, 4, 32, 1)",
+    ),
+    (
+        APPEND,
+        shuffled(v_cache=lambda t: torch.zeros(40, 2, 4, 33, 4)[..., :32, :]),
+        "v_cache must be dense inside a head's page, strides [..., 128, 4, 1], got (1056, 528, 132, 4, 1)",
+    ),
+    (
+        APPEND,
+        shuffled(k_cache=last_strided),
+        "k_cache must be contiguous in its last dimension, got stride (2048, 1024, 128, 8, 2)",
+    ),
+    (
+        APPEND,
+        shuffled(k_cache=lambda t: t[..., :0, :]),
+        "k_cache must be of a page_size of at least 1, got [40, 2, 8, 0, 4]",
+    ),
+]
+# The sample: 7 rows of 64 and 8 float32, pools of 40 pages of 16 tokens.
+BAD_MLA: list[tuple[str, dict[str, Change], str]] = [
+    (MLA, {"append_ckv": lambda t: t[0]}, "append_ckv must be 2-D, got float32[64] on cpu"),
+    (MLA, {"append_kpe": lambda t: t.unsqueeze(1)}, "append_kpe must be 2-D, got float32[7, 1, 8] on cpu"),
+    (MLA, {"append_ckv": lambda t: t[:, :63]}, "append_ckv must be rows of a multiple of 8 bytes, got 252 bytes"),
+    (MLA, {"append_kpe": lambda t: t[:, :7]}, "append_kpe must be rows of a multiple of 8 bytes, got 28 bytes"),
+    (MLA, {"append_kpe": lambda t: t[:, :0]}, "append_kpe must be of rows that are not empty, got [7, 0]"),
+    (
+        MLA,
+        {"append_ckv": lambda t: t.to(torch.complex64)},
+        "append_ckv must be of 1-, 2- or 4-byte elements, got complex64[7, 64] on cpu",
+    ),
+    (
+        MLA,
+        {"append_kpe": last_strided},
+        "append_kpe must be contiguous in its last dimension, got stride (16, 2); pass append_kpe.contiguous()",
+    ),
+    (
+        MLA,
+        {"append_kpe": lambda t: t.half()},
+        "append_kpe must be of append_ckv's dtype torch.float32, got torch.float16",
+    ),
+    (MLA, {"append_kpe": meta}, "append_kpe must be of append_ckv's device cpu, got meta"),
+    (MLA, {"append_kpe": lambda t: t[:6]}, "append_kpe must be of append_ckv's 7 rows, got 6"),
+    *index_vectors(MLA, ROW_METADATA),
+    (MLA, {"batch_indices": lambda t: t[:6]}, "batch_indices must be of length 7, one per appended row, got 6"),
+    (MLA, {"kv_indptr": lambda t: t[:0]}, "kv_indptr must be of length batch_size + 1, got 0"),
+    (
+        MLA,
+        {"ckv_cache": lambda t: t.unsqueeze(2)},
+        "ckv_cache must be 3-D ['pages', 'page_size', 64], got float32[40, 16, 1, 64] on cpu",
+    ),
+    (
+        MLA,
+        {"ckv_cache": lambda t: t[..., :32]},
+        "ckv_cache must be of shape ['pages', 'page_size', 64], got [40, 16, 32]",
+    ),
+    (MLA, {"ckv_cache": lambda t: t[:, :0]}, "ckv_cache must be of a page_size of at least 1, got [40, 0, 64]"),
+    (MLA, {"kpe_cache": lambda t: t[:, :8]}, "kpe_cache must be of shape [40, 16, 8], got [40, 8, 8]"),
+    (MLA, {"kpe_cache": lambda t: t[:39]}, "kpe_cache must be of shape [40, 16, 8], got [39, 16, 8]"),
+    (MLA, {"kpe_cache": meta}, "kpe_cache must be on cpu, got meta"),
+    (
+        MLA,
+        {"ckv_cache": last_strided},
+        "ckv_cache must be contiguous in its last dimension, got stride (2048, 128, 2)",
+    ),
+]
+# The sample: three requests.
+BAD_METADATA: list[tuple[str, dict[str, Change], str]] = [
+    *index_vectors(POSITIONS, ("seq_lens", "batch_indices", "positions")),
+    (POSITIONS, {"append_indptr": lambda t: t[:3]}, "append_indptr must be of length 4, one more than seq_lens, got 3"),
+    (POSITIONS, {"batch_indices": lambda t: t.long()}, "batch_indices must be int32, got torch.int64"),
+    (POSITIONS, {"positions": lambda t: t[:-1]}, "positions must be of batch_indices' length 9, got 8"),
+    *index_vectors(LENS, ("kv_last_page_len", "seq_lens")),
+    (LENS, {"kv_indptr": lambda t: t[:3]}, "kv_indptr must be of length 4, one more than kv_last_page_len, got 3"),
+    (LENS, {"page_size": 0}, "page_size must be positive, got 0"),
+    (LENS, {"page_size": -16}, "page_size must be positive, got -16"),
+    (LENS, {"seq_lens": lambda t: t.long()}, "seq_lens must be int32 of length 3, got int64[3] on cpu"),
+]
+# The sample: two layers of one plane, 40 pages of 2 heads, 16 tokens, head size 32, float32: 8192 bytes a page.
+SECOND = slice(1, None)
+BAD_CONVERT: list[tuple[str, dict[str, Change], str]] = [
+    *index_vectors(CONVERT, ("block_ids",)),
+    (
+        CONVERT,
+        {"planes_per_layer": 3},
+        "caches must be a non-empty list of pages, or of (K plane, V plane) pairs, got 2 planes",
+    ),
+    (
+        CONVERT,
+        {"planes_per_layer": 0},
+        "caches must be a non-empty list of pages, or of (K plane, V plane) pairs, got 2 planes",
+    ),
+    (
+        CONVERT,
+        {"planes": lambda p: p[:1], "planes_per_layer": 2},
+        "caches must be a non-empty list of pages, or of (K plane, V plane) pairs, got 1 planes",
+    ),
+    (
+        CONVERT,
+        {"planes": lambda p: [t.double() for t in p]},
+        "caches must be of 1-, 2- or 4-byte elements, got torch.float64",
+    ),
+    (
+        CONVERT,
+        {"src": "plain"},
+        "src must be one of ('standard', 'shuffled', 'x_packed', 'split_hnd', 'split_nhd'), got 'plain'",
+    ),
+    (
+        CONVERT,
+        {"dst": "SHUFFLED"},
+        "dst must be one of ('standard', 'shuffled', 'x_packed', 'split_hnd', 'split_nhd'), got 'SHUFFLED'",
+    ),
+    (
+        CONVERT,
+        {"head_dim": 30},
+        "dst must be a format that these pages can have, got shuffled pages of 4-byte elements need head_dim to be a "
+        "multiple of 4, got 30",
+    ),
+    (
+        CONVERT,
+        {"src": "shuffled", "page_size": 6},
+        "src must be a format that these pages can have, got shuffled pages of 4-byte elements need page_size to be a "
+        "multiple of 4, got 6",
+    ),
+    (CONVERT, {"num_kv_heads": 0}, "num_kv_heads must be positive, got 0"),
+    (CONVERT, {"head_dim": -32}, "head_dim must be positive, got -32"),
+    (
+        CONVERT,
+        {"num_kv_heads": 4},
+        "planes[0] must be of 16384 bytes to a page, as the format says, got 8192 bytes, float32[40, 2048] on cpu",
+    ),
+    (
+        CONVERT,
+        {"planes": lambda p: [p[0], p[1].int()]},
+        "planes[1] must be of the first plane's dtype torch.float32, got torch.int32",
+    ),
+    (CONVERT, {"planes": lambda p: [p[0], meta(p[1])]}, "planes[1] must be of the first plane's device cpu, got meta"),
+    (CONVERT, {"planes": lambda p: [p[0], p[1][:39]]}, "planes[1] must be of the first plane's 40 pages, got 39"),
+    (CONVERT, {"planes": lambda p: [p[0][0], p[1]]}, "planes[0] must be [pages, ...], got float32[2048] on cpu"),
+    (
+        CONVERT,
+        {"planes": lambda p: [p[0], last_strided(p[1])]},
+        "planes[1] must be dense inside a page; only pages may be strided, got stride (4096, 2)",
+    ),
+    (
+        CONVERT,
+        {"planes": lambda p: [p[0], p[1].as_strided((40, 2048), (2047, 1))]},
+        "planes[1] must be of pages that do not overlap, got stride (2047, 1)",
+    ),
+]
+# The sample: 6 rows of 6 heads of 32 float32 over 2 KV heads, NHD.
+BAD_ATTENTION: list[tuple[str, dict[str, Change], str]] = [
+    *index_vectors(ATTENTION, ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")),
+    (ATTENTION, {"q": lambda t: t[0]}, "q must be [tokens, heads, head_dim], got float32[6, 32] on cpu"),
+    (ATTENTION, {"q": lambda t: t[:, :5]}, "q must be of heads divisible by the cache's 2, got 5"),
+    (ATTENTION, {"kv_layout": "DNH"}, "kv_layout must be one of ('NHD', 'HND', 'SHUFFLED'), got 'DNH'"),
+    (ATTENTION, {"k_cache": lambda t: t[..., :16]}, "v_cache must be of shape [40, 16, 2, 16], got [40, 16, 2, 32]"),
+    (ATTENTION, {"v_cache": lambda t: t.half()}, "v_cache must be of q's dtype torch.float32, got torch.float16"),
+    (ATTENTION, {"k_cache": meta}, "k_cache must be of q's device cpu, got meta"),
+    (ATTENTION, {"qo_indptr": lambda t: t[:3]}, "qo_indptr must be of length 4, one more than kv_last_page_len, got 3"),
+    (ATTENTION, {"out": lambda t: t[:5]}, "out must be like q, float32[6, 6, 32] on cpu, got float32[5, 6, 32] on cpu"),
+    (ATTENTION, {"lse": lambda t: t.half()}, "lse must be float32[6, 6] on cpu, got float16[6, 6] on cpu"),
+]
+BAD = [*BAD_APPEND, *BAD_SHUFFLED, *BAD_MLA, *BAD_METADATA, *BAD_CONVERT, *BAD_ATTENTION]

@@ -1,0 +1,235 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The op core with a toy op: check, selection and its overrides, and the way through the dispatcher."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import flashinfer
+from flashinfer.core import env
+from flashinfer.core import op as core
+from flashinfer.core.checks import fail
+from flashinfer.core.op import OPS, Op
+from rocm_tests.core.environment import set_variable
+
+numbers = itertools.count()
+
+
+class Toy:
+    """An op that adds a backend's number to `x`, on three backends; the first takes only tensors of two elements."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.name = name
+        self.calls: list[str] = []
+        self.modules = {
+            "picky": self.module(1, lambda x, scale: None if x.numel() == 2 else f"needs 2 elements, got {x.numel()}"),
+            "plain": self.module(2, lambda x, scale: None),
+            "broken": self.module(3, lambda x, scale: "needs a machine of another kind"),
+        }
+        for backend, module in self.modules.items():
+            monkeypatch.setitem(sys.modules, f"flashinfer.backends.{backend}", ModuleType(backend))
+            monkeypatch.setitem(sys.modules, f"flashinfer.backends.{backend}.toy", module)
+        self.op = Op(
+            name, "toy", "Tensor(a!) x, float scale -> ()", check=self.check, backends=("picky", "plain", "broken")
+        )
+
+    def module(self, number: int, why_not: object) -> ModuleType:
+        module = ModuleType(f"toy{number}")
+
+        def run(x: torch.Tensor, scale: float) -> None:
+            self.calls.append(f"run {number}")
+            x.add_(number * scale)
+
+        setattr(module, f"why_not_{self.name}", why_not)
+        setattr(module, self.name, run)
+        return module
+
+    def check(self, x: torch.Tensor, scale: float) -> None:
+        self.calls.append("check")
+        if x.dim() != 1:
+            fail(self.name, "x", "1-D", x.dim())
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
+    set_variable(monkeypatch, env.backend, "")
+    before = dict(OPS)
+    yield Toy(f"toy_{next(numbers)}", monkeypatch)
+    OPS.clear()
+    OPS.update(before)
+
+
+def added(toy: Toy, size: int = 3, **options: str) -> float:
+    x = torch.zeros(size)
+    toy.op(x, 1.0, **options)
+    return float(x[0])
+
+
+def test_auto_takes_the_first_that_does_not_decline(toy: Toy) -> None:
+    assert added(toy, size=2) == 1
+    assert added(toy, size=3) == 2
+    assert toy.calls == ["check", "run 1", "check", "run 2"]
+
+
+def test_a_backend_asked_for_by_name_never_falls_back(toy: Toy) -> None:
+    assert added(toy, size=2, backend="plain") == 2
+    x = torch.zeros(3)
+    for backend, reason in (("picky", "needs 2 elements, got 3"), ("broken", "needs a machine of another kind")):
+        with pytest.raises(flashinfer.BackendUnavailableError) as caught:
+            toy.op(x, 0.5, backend=backend)
+        lines = str(caught.value).splitlines()
+        assert lines[0] == f"{toy.name}: no backend takes this call"
+        assert lines[1:] == [f"  {backend}: {reason}", "  inputs: float32[3] on cpu, 0.5"]
+    assert float(x.sum()) == 0
+
+
+def test_if_none_takes_the_call_all_say_why(toy: Toy) -> None:
+    toy.op.backends = ("picky", "broken")
+    with pytest.raises(flashinfer.BackendUnavailableError) as caught:
+        added(toy)
+    assert "  picky: needs 2 elements, got 3\n  broken: needs a machine of another kind\n" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cuda", "Plain", "", "plain "])
+def test_a_name_that_is_none_is_refused_with_the_list(name: str, toy: Toy) -> None:
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        added(toy, backend=name)
+    assert str(caught.value) == (
+        f"{toy.name}: backend must be one of ('auto', 'picky', 'plain', 'broken'), got {name!r}"
+    )
+
+
+def test_call_beats_context_beats_environment(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_variable(monkeypatch, env.backend, " plain ")
+    assert added(toy, size=2) == 2
+    with flashinfer.use_backend("picky"):
+        assert added(toy, size=2) == 1
+        assert added(toy, size=2, backend="plain") == 2
+        with flashinfer.use_backend("plain"):
+            assert added(toy, size=2) == 2
+        assert added(toy, size=2) == 1
+        with flashinfer.use_backend("auto"):
+            assert added(toy, size=3) == 2
+    assert added(toy, size=2) == 2
+    set_variable(monkeypatch, env.backend, "auto")
+    assert added(toy, size=2) == 1
+    set_variable(monkeypatch, env.backend, "broken")
+    with pytest.raises(flashinfer.BackendUnavailableError, match="needs a machine of another kind"):
+        added(toy)
+    set_variable(monkeypatch, env.backend, "nonsense")
+    with pytest.raises(flashinfer.InvalidArgumentError, match="got 'nonsense'"):
+        added(toy)
+
+
+def test_a_context_ends_with_its_block_and_stays_in_its_thread(toy: Toy) -> None:
+    with pytest.raises(flashinfer.InvalidArgumentError), flashinfer.use_backend("plain"):
+        toy.op(torch.zeros(2, 2), 1.0)
+    assert added(toy, size=2) == 1
+    seen: list[float] = []
+    with flashinfer.use_backend("plain"):
+        thread = threading.Thread(target=lambda: seen.append(added(toy, size=2)))
+        thread.start()
+        thread.join()
+    assert seen == [1]
+
+
+def test_the_check_speaks_before_any_backend(toy: Toy) -> None:
+    for backend in ("auto", "plain"):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"{toy.name}: x must be 1-D, got 2"):
+            toy.op(torch.zeros(2, 2), 1.0, backend=backend)
+    assert "run 2" not in toy.calls
+
+
+def test_a_self_checking_backend_is_not_checked_twice(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check runs after a refusal, to put it in words; a refusal that the check does not share goes on."""
+    monkeypatch.setattr(core, "_self_checking", set())
+
+    @core.checks_arguments
+    def run(x: torch.Tensor, scale: float) -> None:
+        if x.dim() != 1 or scale < 0:
+            raise ValueError("refused")
+        x.add_(7)
+
+    setattr(toy.modules["plain"], toy.name, run)
+    assert added(toy) == 7
+    assert toy.calls == []
+    with pytest.raises(flashinfer.InvalidArgumentError, match="x must be 1-D, got 2"):
+        toy.op(torch.zeros(1, 3), 1.0, backend="plain")
+    with pytest.raises(ValueError, match=r"^refused$"):
+        toy.op(torch.zeros(3), -1.0, backend="plain")
+
+
+def test_backends_are_imported_on_use(toy: Toy) -> None:
+    del sys.modules["flashinfer.backends.plain.toy"]
+    assert added(toy, size=2) == 1
+    with pytest.raises(ModuleNotFoundError, match=r"flashinfer\.backends\.plain"):
+        added(toy, size=3)
+
+
+def test_an_eager_call_does_not_pass_through_the_dispatcher(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object) -> None:
+        raise AssertionError("the dispatcher was entered")
+
+    monkeypatch.setattr(toy.op, "_torch_op", never)
+    assert added(toy) == 2
+    with pytest.raises(AssertionError, match="the dispatcher was entered"), FakeTensorMode():
+        added(toy)
+
+
+def test_under_a_dispatch_mode_the_check_runs_and_the_backend_does_not(toy: Toy) -> None:
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.zeros(3))
+        assert toy.op(x, 1.0) is None
+        with pytest.raises(flashinfer.InvalidArgumentError, match="x must be 1-D, got 2"):
+            toy.op(mode.from_tensor(torch.zeros(2, 2)), 1.0)
+    assert toy.calls == ["check", "check"]
+
+
+def test_the_torch_op_runs_too(toy: Toy) -> None:
+    x = torch.zeros(3)
+    getattr(torch.ops.flashinfer, toy.name)(x, 2.0, "auto")
+    assert x.tolist() == [4, 4, 4]
+
+
+def test_one_op_is_one_node(toy: Toy) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        toy.op(x, 1.0)
+        toy.op(x, 1.0, backend="plain")
+        return x * 2
+
+    x = torch.zeros(3)
+    assert torch.compile(twice, fullgraph=True, backend=keep)(x).tolist() == [8, 8, 8]
+    targets = [str(n.target) for n in graphs[0].graph.nodes if n.op == "call_function"]
+    assert targets[:2] == [f"flashinfer.{toy.name}.default"] * 2
+    assert len(targets) == 3
+    assert len(graphs) == 1
+
+
+def test_explain_asks_and_does_not_run(toy: Toy) -> None:
+    x = torch.zeros(3)
+    assert flashinfer.explain(toy.name, x, 1.0) == {
+        "picky": "needs 2 elements, got 3",
+        "plain": None,
+        "broken": "needs a machine of another kind",
+    }
+    assert flashinfer.explain(toy.name, x, 1.0, backend="plain") == {"plain": None}
+    with flashinfer.use_backend("broken"):
+        assert flashinfer.explain(toy.name, x, 1.0) == {"broken": "needs a machine of another kind"}
+    assert x.tolist() == [0, 0, 0]
+    with pytest.raises(flashinfer.InvalidArgumentError, match="x must be 1-D"):
+        flashinfer.explain(toy.name, torch.zeros(2, 2), 1.0)
