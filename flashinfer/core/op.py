@@ -111,6 +111,16 @@ class Op:
         self._torch_op = getattr(torch.ops.flashinfer, name).default
         OPS[name] = self
 
+    @property
+    def signature(self) -> str:
+        """The schema as torch prints it."""
+        return str(self._torch_op._schema)
+
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        """Name and type of each argument, without `backend`."""
+        return [(a.name, str(a.type)) for a in self._torch_op._schema.arguments[:-1]]
+
     def __call__(self, *args: Any, backend: str = "auto") -> Any:
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
             return self._torch_op(*args, backend)
