@@ -77,17 +77,40 @@ __device__ __forceinline__ ShuffledUnit<U> shuffled_unit(const Place& place, int
   return {place.k + head + g * (kUnitTokens * 16), place.v + head + g * (U::kHalfVectors * 16), N * 16};
 }
 
-// Hand-over between the workgroups that share a page: nobody writes before all have read.
-__device__ __forceinline__ void wait_for_page(unsigned* arrived, unsigned target) {
+// Meeting point of the workgroups that share a page. Counters are reused in a ring; `before` is what the pages that had
+// this one earlier have left in it, and nobody adds to it before they all have.
+struct Meeting {
+  unsigned* arrived;
+  unsigned before;
+  unsigned target;
+};
+
+// Makes a thread's loads return before it goes on: their sum decides about a store to LDS that is overwritten anyway.
+__device__ __forceinline__ void await_loads(const Vec16 (&data)[kVectors], Vec16* lds) {
+  unsigned sum = 0;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) sum ^= data[i].w[0] ^ data[i].w[1] ^ data[i].w[2] ^ data[i].w[3];
+  if (sum == 0x5eed1e55u) lds[threadIdx.x].w[0] = sum;
+}
+
+// Nobody writes to the page before all have read it. Relaxed atomics will do: only loads must come before the others'
+// stores, and they have returned. A device-wide fence would also write back the L2 of gfx942, and cost 12% on an H200.
+__device__ __forceinline__ void wait_for_page(const Meeting& m) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(arrived, 1u);
-    while (load_counter(arrived) < target) {
+    while (load_counter(m.arrived) < m.before) {
     }
-    __threadfence();
+    atomicAdd(m.arrived, 1u);
+    while (load_counter(m.arrived) < m.target) {
+    }
   }
   __syncthreads();
+}
+
+template <class U>
+__device__ __forceinline__ void store_rows(uint8_t* at, const Vec16 (&rows)[kVectors]) {
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) store_vec(at + i * U::kRowBytes, rows[i]);
 }
 
 // One workgroup's share: units `unit0` onwards of the pages from item `item0` on.
@@ -96,9 +119,9 @@ __device__ __forceinline__ void wait_for_page(unsigned* arrived, unsigned target
 // and V: the columns of K come first. So `standard` is read and written in whole token rows, and a V thread's eight
 // vectors are the tile that its transpose needs. In shuffled order every thread takes the next vector, K and V alike.
 template <class U, int D, bool kToShuffled, bool kLarge>
-__device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tiling& t, int item0, int unit0, int thread,
-                                             unsigned* arrived, unsigned target, Vec16* lds) {
-  const int unit = thread / U::kThreads, lane = thread % U::kThreads;
+__device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tiling& t, int item0, int unit0,
+                                             const Meeting& meeting, Vec16* lds) {
+  const int unit = int(threadIdx.x) / U::kThreads, lane = int(threadIdx.x) % U::kThreads;
   const int row0 = lane / U::kColumns * kVectors, column = lane % U::kColumns;
   const bool is_v = column >= U::kRowVectors;
   const int vec = is_v ? column - U::kRowVectors : column;
@@ -117,11 +140,13 @@ __device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tilin
   }
   // Nobody writes to a page before all of it is in registers.
   if constexpr (kLarge) {
-    wait_for_page(arrived, target);
+    await_loads(data, lds);
+    wait_for_page(meeting);
   } else {
     __syncthreads();
   }
 
+  Vec16 rows[kVectors];
   // Both halves go through the same 32 KiB of LDS, K first, so that two workgroups share a gfx942 CU.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -149,43 +174,39 @@ __device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tilin
         const int index = i * U::kThreads + late;
         if (valid) store_vec(shuffled.at(v_half, index), own[slot_of<U>(v_half, index)]);
       }
-    } else if (valid && is_v == v_half) {
-      if (v_half) v_rows_from_lds<U, D>(row1, vec, data, own);
+    } else if (is_v == v_half) {
+      if (v_half) {
+        v_rows_from_lds<U, D>(row1, vec, rows, own);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        store_vec(rows_at + i * U::kRowBytes, v_half ? data[i] : own[k_slot<U>(row1 + i, vec)]);
+        for (int i = 0; i < kVectors; ++i) rows[i] = own[k_slot<U>(row1 + i, vec)];
       }
+      if (!U::kWholeRows && valid) store_rows<U>(rows_at, rows);
     }
     if (half == 0) __syncthreads();
   }
+  if (!kToShuffled && U::kWholeRows && valid) store_rows<U>(rows_at, rows);
 }
 
 template <int kElement, int D, bool kToShuffled>
 __global__ FI_LAUNCH_BOUNDS(kTileThreads, 2) void convert_pages_kernel(const ConvertParams p, const Tiling t) {
   using U = Unit<kElement, D>;
   __shared__ Vec16 lds[U::kTileVectors];
-  convert_tile<U, D, kToShuffled, false>(p, t, int(blockIdx.x) * t.pages_per_group, 0, int(threadIdx.x) + opaque_zero(),
-                                         nullptr, 0, lds);
+  convert_tile<U, D, kToShuffled, false>(p, t, int(blockIdx.x) * t.pages_per_group, 0, Meeting{}, lds);
 }
 
-// Pages larger than a tile: clusters of workgroups, each cluster a page at a time. Tickets number the workgroups in the
-// order in which they start, so the members of a cluster are running together, or will be without waiting for others.
+// Pages larger than a tile: several workgroups to a page. Tickets number them in the order in which they start, so
+// those that a workgroup waits for are running already, or start before any later one.
 template <int kElement, int D, bool kToShuffled>
 __global__ FI_LAUNCH_BOUNDS(kTileThreads, 2) void convert_large_pages_kernel(const ConvertParams p, const Tiling t) {
   using U = Unit<kElement, D>;
   __shared__ Vec16 lds[U::kTileVectors];
   if (threadIdx.x == 0) lds[0].w[0] = atomicAdd(p.tickets, 1u);
   __syncthreads();
-  const int ticket = int(lds[0].w[0]);
-  const int cluster = ticket / t.groups_per_page, clusters = int(gridDim.x) / t.groups_per_page;
-  const int unit0 = (ticket - cluster * t.groups_per_page) * t.units_per_group;
-  unsigned target = 0;
-  for (int item = cluster; item < t.items; item += clusters) {
-    target += unsigned(t.groups_per_page);
-    convert_tile<U, D, kToShuffled, true>(p, t, item, unit0, int(threadIdx.x) + opaque_zero(), p.tickets + 1 + cluster,
-                                          target, lds);
-    __syncthreads();
-  }
+  const unsigned ticket = lds[0].w[0], groups = unsigned(t.groups_per_page);
+  const unsigned item = ticket / groups, lap = item / kTicketRing;
+  const Meeting meeting{p.tickets + 1 + item % kTicketRing, lap * groups, (lap + 1) * groups};
+  convert_tile<U, D, kToShuffled, true>(p, t, int(item), int(ticket - item * groups) * t.units_per_group, meeting, lds);
 }
 
 template <int kElement, int D, bool kToShuffled>
@@ -206,11 +227,9 @@ int launch_fast(const ConvertParams& p, gpuStream_t stream) {
   t.units_per_group = U::kPerTile;
   int units = 0;
   if (const int error = gpu_multiprocessors(&units)) return error;
-  // The launch bounds and 32 KiB of LDS let two workgroups share a multiprocessor, so this many are resident together.
-  const int clusters = 2 * units / t.groups_per_page;
-  if (clusters == 0) return kInvalidConfiguration;
-  const int grid = (clusters < t.items ? clusters : t.items) * t.groups_per_page;
-  convert_large_pages_kernel<kElement, D, kToShuffled><<<grid, kTileThreads, 0, stream>>>(p, t);
+  // A page's workgroups wait for one another, so they must fit the machine together. Two fit every multiprocessor.
+  if (t.groups_per_page > 2 * units) return kInvalidConfiguration;
+  convert_large_pages_kernel<kElement, D, kToShuffled><<<t.items * t.groups_per_page, kTileThreads, 0, stream>>>(p, t);
   return gpu_last_error();
 }
 

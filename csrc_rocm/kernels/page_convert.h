@@ -48,8 +48,8 @@ struct ConvertParams {
 };
 
 constexpr int64_t kOpConvert = 3;
-constexpr int kMaxGroups = 64;  // pages up to 4 MiB; every supported GPU holds at least that many workgroups at once
-constexpr int kTicketCounters = 2048;  // one, and one a cluster of workgroups: more than any GPU holds at once
+constexpr int kMaxGroups = 64;     // pages up to 4 MiB; every supported GPU holds at least that many workgroups at once
+constexpr int kTicketRing = 4095;  // counters of pages in conversion, reused in a ring; with the ticket itself 16 KiB
 
 // Workgroups of the generic kernel, each with a scratch page: enough to fill a machine of 304 units three
 // times over, within 128 MiB, which the last-level caches of gfx942 and gfx950 (256 MiB) keep.

@@ -59,8 +59,7 @@ int64_t fill_layers(at::TensorList planes, int64_t planes_per_layer, int64_t lay
   return layer;
 }
 
-// Stream-ordered memory of a bounded size, whatever the request: a few scratch pages, or a counter a
-// workgroup.
+// Stream-ordered memory of a bounded size, whatever the request: a few scratch pages, or a ring of counters.
 at::Tensor make_workspace(const at::Tensor& like, ConvertParams* p) {
   const auto bytes = like.options().dtype(at::kByte);
   at::Tensor workspace;
@@ -70,7 +69,7 @@ at::Tensor make_workspace(const at::Tensor& like, ConvertParams* p) {
     workspace = at::empty({p->scratch_pages * 2 * half}, bytes);
     p->scratch = workspace.mutable_data_ptr<uint8_t>();
   } else if (!like.is_cpu() && convert_groups(*p) > 1) {
-    workspace = at::zeros({kTicketCounters}, bytes.dtype(at::kInt));
+    workspace = at::zeros({1 + kTicketRing}, bytes.dtype(at::kInt));
     p->tickets = static_cast<unsigned*>(workspace.mutable_data_ptr());
   }
   return workspace;

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 
 import torch
 
@@ -21,6 +22,13 @@ from flashinfer.core.op import OPS, Op
 from flashinfer.selection import explain, find_op
 
 _TENSOR = re.compile(r"(?P<dtype>[a-z]+[a-z0-9_]*)\[(?P<shape>[0-9, ]*)\](\*(?P<count>\d+))?")
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": lambda word: word.lower() in ("1", "true"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,8 +78,7 @@ def _value(name: str, kind: str, text: str, device: torch.device) -> object:
         shape = [int(size) for size in found["shape"].split(",") if size.strip()]
         tensors = [torch.empty(shape, dtype=dtype, device=device) for _ in range(int(found["count"] or 1))]
         return tensors if kind == "List[Tensor]" else tensors[0]
-    parse = {"int": int, "float": float, "str": str, "bool": lambda word: word.lower() in ("1", "true")}[kind]
     try:
-        return parse(text)
+        return _PARSERS[kind](text)
     except ValueError:
         fail("explain", name, f"of type {kind}", repr(text))

@@ -162,7 +162,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts["device"] = properties.name
-        facts["arch"] = getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}")
+        facts["arch"] = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
         facts["compute_units"] = str(properties.multi_processor_count)
         facts["memory_gib"] = f"{properties.total_memory / 2**30:.0f}"
     return facts
