@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     from flashinfer.core.errors import InvalidArgumentError as InvalidArgumentError
     from flashinfer.core.errors import LaunchError as LaunchError
     from flashinfer.core.errors import MissingJITCacheError as MissingJITCacheError
+    from flashinfer.core.errors import PoolLostError as PoolLostError
     from flashinfer.core.faults import check_device_errors as check_device_errors
     from flashinfer.core.op import use_backend as use_backend
     from flashinfer.kv.convert import convert_kv_pages as convert_kv_pages
+    from flashinfer.kv.convert import convert_kv_pages_into as convert_kv_pages_into
+    from flashinfer.mla import BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper
+    from flashinfer.mla import mla_kv_view as mla_kv_view
+    from flashinfer.mla import mla_paged_attention as mla_paged_attention
     from flashinfer.page import append_paged_kv_cache as append_paged_kv_cache
     from flashinfer.page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
     from flashinfer.page import get_batch_indices_positions as get_batch_indices_positions
@@ -32,17 +37,22 @@ if TYPE_CHECKING:
 # package: importing such a module anywhere would put it in the name's place.
 _EXPORTS = {
     "BackendUnavailableError": "core.errors",
+    "BatchMLAPagedAttentionWrapper": "mla",
     "BuildError": "core.errors",
     "InvalidArgumentError": "core.errors",
     "LaunchError": "core.errors",
     "MissingJITCacheError": "core.errors",
+    "PoolLostError": "core.errors",
     "append_paged_kv_cache": "page",
     "append_paged_mla_kv_cache": "page",
     "check_device_errors": "core.faults",
     "convert_kv_pages": "kv.convert",
+    "convert_kv_pages_into": "kv.convert",
     "explain": "selection",
     "get_batch_indices_positions": "page",
     "get_seq_lens": "page",
+    "mla_kv_view": "mla",
+    "mla_paged_attention": "mla",
     "paged_attention": "attention",
     "use_backend": "core.op",
 }

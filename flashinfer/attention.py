@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer.core.checks import describe, fail
+from flashinfer.core.checks import describe, fail, number, require_tensor
 from flashinfer.ops import attention as ops
 from flashinfer.page import split_cache
 
@@ -61,16 +61,21 @@ def paged_attention(
     Raises
     ------
     InvalidArgumentError
-        For shapes, dtypes or devices that do not fit, page ids out of range, or a page table that is too short.
+        For shapes, dtypes or devices that do not fit, page ids out of range, a page table that is too short, or an
+        `indptr` that decreases or starts elsewhere than at 0.
     """
-    if not isinstance(q, torch.Tensor) or q.dim() != 3:
+    require_tensor(ops.OP, "q", q)
+    if q.dim() != 3:
         fail(ops.OP, "q", "[tokens, heads, head_dim]", describe(q))
     k_cache, v_cache = split_cache(ops.OP, paged_kv_cache, kv_layout)
     if out is None:
         out = torch.empty_like(q)
     if lse is None:
         lse = q.new_empty(q.shape[:2], dtype=torch.float32)
-    scale = q.size(-1) ** -0.5 if sm_scale is None else float(sm_scale)
+    if sm_scale is None:
+        # The op refuses rows without elements, in words.
+        sm_scale = max(q.size(-1), 1) ** -0.5
+    number(ops.OP, "sm_scale", sm_scale)
     ops.paged_attention(
         q,
         k_cache,
@@ -81,7 +86,7 @@ def paged_attention(
         kv_last_page_len,
         kv_layout,
         causal,
-        scale,
+        float(sm_scale),
         out,
         lse,
         backend=backend,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer.core.checks import describe, fail
+from flashinfer.core.checks import INT32_MAX, describe, fail, integer, require_tensor
 from flashinfer.ops import page as ops
 
 
@@ -52,7 +52,7 @@ def append_paged_kv_cache(
     kv_indptr
         `[batch_size + 1]` int32 or int64, where each request's pages begin in `kv_indices`.
     kv_last_page_len
-        `[batch_size]`, accepted for FlashInfer's sake; positions say all that is needed.
+        Ignored, and accepted for FlashInfer's sake: positions say all that is needed.
     kv_layout
         "NHD", "HND" or "SHUFFLED".
     backend
@@ -86,9 +86,10 @@ def split_cache(
     op: str, cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor], kv_layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of a cache in any of its forms, with the axis of a page size of 1 spelled out."""
-    if kv_layout not in ops.LAYOUTS:
+    if not isinstance(kv_layout, str) or kv_layout not in ops.LAYOUTS:
         fail(op, "kv_layout", f"one of {ops.LAYOUTS}", repr(kv_layout))
     if isinstance(cache, torch.Tensor):
+        require_tensor(op, "paged_kv_cache", cache)
         if kv_layout == "SHUFFLED":
             fail(op, "paged_kv_cache", "a tuple of K and V for SHUFFLED, whose shapes differ", describe(cache))
         if cache.dim() not in (4, 5) or cache.size(1) != 2:
@@ -101,6 +102,8 @@ def split_cache(
         k, v = cache.unbind(1)
     elif isinstance(cache, tuple) and len(cache) == 2 and all(isinstance(c, torch.Tensor) for c in cache):
         k, v = cache
+    elif isinstance(cache, tuple):
+        fail(op, "paged_kv_cache", "a tensor or a tuple of two", f"a tuple of {', '.join(map(describe, cache))}")
     else:
         fail(op, "paged_kv_cache", "a tensor or a tuple of two", describe(cache))
     if k.dim() == 3 and v.dim() == 3 and kv_layout != "SHUFFLED":
@@ -130,7 +133,7 @@ def append_paged_mla_kv_cache(
     append_ckv, append_kpe
         `[nnz, ckv_dim]` and `[nnz, kpe_dim]` of one dtype; rows of a multiple of 8 bytes, which may be strided.
     batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len
-        As in `append_paged_kv_cache`.
+        As in `append_paged_kv_cache`; the last is ignored there and here.
     ckv_cache, kpe_cache
         `[pages, page_size, ckv_dim]` and `[pages, page_size, kpe_dim]`, each with its own strides: two halves of one
         576-wide pool will do.
@@ -187,16 +190,23 @@ def get_batch_indices_positions(
     Raises
     ------
     InvalidArgumentError
-        For shapes, dtypes or devices that do not fit.
+        For shapes, dtypes or devices that do not fit; on the CPU also for an `append_indptr` that decreases or starts
+        elsewhere than at 0, or a request of fewer tokens than are appended to it.
     """
-    if nnz < 0:
-        fail("get_batch_indices_positions", "nnz", "at least 0", nnz)
+    op = "get_batch_indices_positions"
+    integer(op, "nnz", nnz, 0, INT32_MAX)
+    require_tensor(op, "append_indptr", append_indptr)
+    for name, t in (("batch_indices", batch_indices), ("positions", positions)):
+        if t is not None:
+            require_tensor(op, name, t)
+            if t.dim() != 1:
+                fail(op, name, "1-D", describe(t))
     if batch_indices is None:
         batch_indices = append_indptr.new_empty(nnz, dtype=torch.int32)
     if positions is None:
         positions = append_indptr.new_empty(nnz, dtype=torch.int32)
     if batch_indices.size(0) != nnz:
-        fail("get_batch_indices_positions", "batch_indices", f"of length nnz = {nnz}", batch_indices.size(0))
+        fail(op, "batch_indices", f"of length nnz = {nnz}", batch_indices.size(0))
     ops.get_batch_indices_positions(append_indptr, seq_lens, batch_indices, positions, backend=backend)
     return batch_indices, positions
 
@@ -225,8 +235,11 @@ def get_seq_lens(
     Raises
     ------
     InvalidArgumentError
-        For shapes, dtypes or devices that do not fit.
+        For shapes, dtypes or devices that do not fit; on the CPU also for a `kv_indptr` that decreases or is negative,
+        or a length beyond int32.
     """
+    require_tensor("get_seq_lens", "kv_last_page_len", kv_last_page_len)
+    integer("get_seq_lens", "page_size", page_size, 1, INT32_MAX)
     seq_lens = kv_last_page_len.new_empty(kv_last_page_len.shape, dtype=torch.int32)
     ops.get_seq_lens(kv_indptr, kv_last_page_len, page_size, seq_lens, backend=backend)
     return seq_lens

@@ -160,6 +160,7 @@ __global__ __launch_bounds__(kThreads) void append_mla_kernel(const MlaAppendPar
 
 __global__ void batch_positions_kernel(const BatchPositionsParams p) {
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < p.batch_size) check_append(p, i);
   if (i < p.nnz) batch_position(p, i);
 }
 
@@ -238,8 +239,9 @@ int append_paged_mla_kv_cache(const MlaAppendParams& p, void* stream_) {
 }
 
 int get_batch_indices_positions(const BatchPositionsParams& p, void* stream) {
-  if (p.nnz == 0) return 0;
-  batch_positions_kernel<<<blocks_for(p.nnz, kThreads), kThreads, 0, static_cast<gpuStream_t>(stream)>>>(p);
+  const int64_t threads = p.nnz > p.batch_size ? p.nnz : p.batch_size;
+  if (threads == 0) return 0;
+  batch_positions_kernel<<<blocks_for(threads, kThreads), kThreads, 0, static_cast<gpuStream_t>(stream)>>>(p);
   return gpu_last_error();
 }
 

@@ -3,7 +3,7 @@
 // Paged append: parameters shared by the GPU kernels (page.cu), the CPU kernels (kernels_cpu/page.cc) and the
 // shim. Strides are in bytes. A row is one token's data; a destination element sits at
 //   page * page_stride + head * head_stride + token * token_stride + d * element            (kStrided)
-// or inside a shuffled page (see ShuffledSide). All launchers return 0 or the runtime's error code.
+// or inside a shuffled page (see shuffled_k_at and shuffled_v_at). All launchers return 0 or the runtime's error code.
 #pragma once
 
 #include "kernels/common/fault.h"
@@ -37,15 +37,19 @@ FI_HOST_DEVICE Slot find_slot(const PageTable& t, int64_t i, int64_t op, Fault* 
     report(fault, op << 8 | kBatchIndexRange, i, b, t.batch_size);
     return none;
   }
-  const int64_t position = t.positions[i];
   const int64_t first = t.kv_indptr[b], last = t.kv_indptr[b + 1];
+  if (first < 0 || last < first) {
+    report(fault, op << 8 | kIndptrOrder, b, first, last);
+    return none;
+  }
+  if (last > t.num_indices) {
+    report(fault, op << 8 | kPageTableShort, b + 1, last, t.num_indices);
+    return none;
+  }
+  const int64_t position = t.positions[i];
   const int64_t column = position / t.page_size;
   if (position < 0 || column >= last - first) {
     report(fault, op << 8 | kPositionRange, i, position, (last - first) * t.page_size);
-    return none;
-  }
-  if (first < 0 || last > t.num_indices) {
-    report(fault, op << 8 | kPageTableShort, b + 1, last, t.num_indices);
     return none;
   }
   const int64_t page = t.kv_indices[first + column];
@@ -121,6 +125,11 @@ struct MlaAppendParams {
   Fault* fault;
 };
 
+constexpr int64_t kOpAppend = 1;
+constexpr int64_t kOpAppendMla = 2;
+constexpr int64_t kOpBatchPositions = 4;
+constexpr int64_t kOpSeqLens = 5;
+
 struct BatchPositionsParams {
   IndexArray append_indptr;  // [batch + 1]
   IndexArray seq_lens;       // [batch], appended tokens included
@@ -128,6 +137,7 @@ struct BatchPositionsParams {
   int64_t nnz;
   int32_t* batch_indices;  // [nnz], -1 beyond append_indptr[batch]
   int32_t* positions;      // [nnz], 0 there
+  Fault* fault;
 };
 
 struct SeqLensParams {
@@ -136,7 +146,22 @@ struct SeqLensParams {
   int64_t batch_size;
   int32_t page_size;
   int32_t* seq_lens;  // [batch]
+  Fault* fault;
 };
+
+// Whether request `b` of an append makes sense; reports it if not.
+FI_HOST_DEVICE bool check_append(const BatchPositionsParams& p, int64_t b) {
+  const int64_t first = p.append_indptr[b], next = p.append_indptr[b + 1];
+  if (first < 0 || next < first) {
+    report(p.fault, kOpBatchPositions << 8 | kAppendIndptrOrder, b, first, next);
+    return false;
+  }
+  if (p.seq_lens[b] < next - first) {
+    report(p.fault, kOpBatchPositions << 8 | kSeqLenShort, b, p.seq_lens[b], next - first);
+    return false;
+  }
+  return true;
+}
 
 // Request and position of output row `i`: the last request whose first row is at or before `i`.
 FI_HOST_DEVICE void batch_position(const BatchPositionsParams& p, int64_t i) {
@@ -156,12 +181,12 @@ FI_HOST_DEVICE void batch_position(const BatchPositionsParams& p, int64_t i) {
 }
 
 FI_HOST_DEVICE void seq_len(const SeqLensParams& p, int64_t b) {
-  const int64_t pages = p.kv_indptr[b + 1] - p.kv_indptr[b];
-  p.seq_lens[b] = static_cast<int32_t>((pages > 1 ? pages - 1 : 0) * p.page_size + p.kv_last_page_len[b]);
+  const int64_t first = p.kv_indptr[b], pages = p.kv_indptr[b + 1] - first;
+  if (first < 0 || pages < 0) report(p.fault, kOpSeqLens << 8 | kIndptrOrder, b, first, first + pages);
+  const int64_t length = (pages > 1 ? pages - 1 : 0) * p.page_size + p.kv_last_page_len[b];
+  if (length < 0 || length > INT32_MAX) report(p.fault, kOpSeqLens << 8 | kSeqLenRange, b, length, INT32_MAX);
+  p.seq_lens[b] = static_cast<int32_t>(length);
 }
-
-constexpr int64_t kOpAppend = 1;
-constexpr int64_t kOpAppendMla = 2;
 
 int append_paged_kv_cache(const AppendParams& params, void* stream);
 int append_paged_mla_kv_cache(const MlaAppendParams& params, void* stream);

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// In-place page conversion on a GPU: a fast kernel for `standard` <-> `shuffled` with the common geometries, and a
-// generic one for every other pair, driven by the offset function of page_convert.h.
+// Page conversion on a GPU, in place or from pool to pool: a fast kernel for `standard` <-> `shuffled` with the common
+// geometries, and a generic one for every other pair, driven by the offset function of page_convert.h.
 #include "kernels/page_convert.h"
 
 #include <type_traits>
@@ -29,50 +29,39 @@ struct Tiling {
 };
 
 struct Place {
-  uint8_t* k;   // the page in the K plane
-  uint8_t* v;   // and in the V plane
-  int in_page;  // unit in the page: head-major, groups of 16 tokens
+  uint8_t* k;  // the page in the K plane
+  uint8_t* v;  // and in the V plane
 };
 
-// Place of unit `unit` counted from the first unit of item `item0`. Units past the end are the last unit again: it is
-// read and written twice with the same values, which costs less than a predicate around everything. For a bad block id
-// the place is that of page 0, to be read but not written, and the result false.
-template <bool kLarge>
-__device__ __forceinline__ bool find_place(const ConvertParams& p, const Tiling& t, int item0, int unit, Place* place) {
-  int item = item0, in_page = unit;
-  if constexpr (kLarge) {
-    in_page = in_page < t.units_per_page ? in_page : t.units_per_page - 1;
-  } else {
-    item += unit / t.units_per_page;
-    in_page = unit % t.units_per_page;
-    item = item < t.items ? item : t.items - 1;
-  }
+// The page of one item in a pool. For a bad block id it is page 0, to be read but not written, and the result false.
+__device__ __forceinline__ bool find_page(const ConvertParams& p, const Planes& planes, FaultCode code, int item,
+                                          Place* place) {
   const int layer = item / int(p.num_blocks);
   const int block = item - layer * int(p.num_blocks);
-  int64_t page = p.block_ids[block];
-  const bool valid = page >= 0 && page < p.num_pages;
+  int64_t page = planes.ids[block];
+  const bool valid = page >= 0 && page < planes.num_pages;
   if (!valid) {
-    report(p.fault, kOpConvert << 8 | kBlockIdRange, block, page, p.num_pages);
+    report(p.fault, kOpConvert << 8 | code, block, page, planes.num_pages);
     page = 0;
   }
-  place->in_page = in_page;
-  place->k = p.planes.k[layer] + page * p.k_stride;
-  place->v = p.planes.v[layer] + page * p.v_stride;
+  place->k = planes.k[layer] + page * planes.k_stride;
+  place->v = planes.v[layer] + page * planes.v_stride;
   return valid;
 }
 
-// Eight token rows of a unit in a standard page, from `row0` on. The page's first half of rows lives in the K plane and
-// the second in the V plane, whatever they hold; H * N / 2 is a multiple of eight, so eight rows never straddle.
+// Eight token rows, from `row0` on, of the unit of head `h` and 16-token group `g` in a standard page. The page's first
+// half of rows lives in the K plane and the second in the V plane, whatever they hold; H * N / 2 is a multiple of
+// eight, so eight rows never straddle. `tokens` is the size of its token blocks.
 template <class U>
-__device__ __forceinline__ uint8_t* standard_rows(const Place& place, int num_heads, int N, int row0) {
-  const int row = place.in_page * kUnitTokens + row0, half_rows = num_heads * N / 2;
+__device__ __forceinline__ uint8_t* standard_rows(const Place& place, int H, int N, int tokens, int h, int g,
+                                                  int row0) {
+  const int n = g * kUnitTokens, block = n / tokens;
+  const int row = (block * H + h) * tokens + (n - block * tokens) + row0, half_rows = H * N / 2;
   return row < half_rows ? place.k + row * U::kRowBytes : place.v + (row - half_rows) * U::kRowBytes;
 }
 
 template <class U>
-__device__ __forceinline__ ShuffledUnit<U> shuffled_unit(const Place& place, int N) {
-  const int groups = N / kUnitTokens;
-  const int h = place.in_page / groups, g = place.in_page - h * groups;
+__device__ __forceinline__ ShuffledUnit<U> shuffled_unit(const Place& place, int N, int h, int g) {
   const int head = h * N * (U::kRowBytes / 2);
   return {place.k + head + g * (kUnitTokens * 16), place.v + head + g * (U::kHalfVectors * 16), N * 16};
 }
@@ -125,10 +114,24 @@ __device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tilin
   const int row0 = lane / U::kColumns * kVectors, column = lane % U::kColumns;
   const bool is_v = column >= U::kRowVectors;
   const int vec = is_v ? column - U::kRowVectors : column;
-  Place place;
-  const bool valid = find_place<kLarge>(p, t, item0, unit0 + unit, &place);
-  uint8_t* const rows_at = standard_rows<U>(place, p.num_heads, p.page_size, row0) + column * 16;
-  const auto shuffled = shuffled_unit<U>(place, p.page_size);
+  // Units past the end are the last unit again: it is read and written twice with the same values, which costs less
+  // than a predicate around everything.
+  int item = item0, in_page = unit0 + unit;
+  if constexpr (kLarge) {
+    in_page = in_page < t.units_per_page ? in_page : t.units_per_page - 1;
+  } else {
+    item += in_page / t.units_per_page;
+    in_page %= t.units_per_page;
+    item = item < t.items ? item : t.items - 1;
+  }
+  const int N = p.page_size, groups = N / kUnitTokens;
+  const int h = in_page / groups, g = in_page - h * groups;
+  Place from, to;
+  bool valid = find_page(p, p.from, read_fault(p), item, &from);
+  valid = find_page(p, p.to, kBlockIdRange, item, &to) && valid;
+  const int tokens = kToShuffled ? p.src.tokens : p.dst.tokens;
+  uint8_t* const rows_at = standard_rows<U>(kToShuffled ? from : to, p.num_heads, N, tokens, h, g, row0) + column * 16;
+  const auto shuffled = shuffled_unit<U>(kToShuffled ? to : from, N, h, g);
   Vec16* const own = lds + unit * U::kHalfVectors;
 
   Vec16 data[kVectors];
@@ -139,11 +142,18 @@ __device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tilin
                                           : shuffled.at(v_half, i % (kVectors / 2) * U::kThreads + lane));
   }
   // Nobody writes to a page before all of it is in registers.
-  if constexpr (kLarge) {
+  if (kLarge && p.in_place) {
     await_loads(data, lds);
     wait_for_page(meeting);
   } else {
     __syncthreads();
+  }
+  if (U::kX == 16 && p.recode != Recode::kKeep) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) data[i].w[w] = recode_word(p.recode, data[i].w[w]);
+    }
   }
 
   Vec16 rows[kVectors];
@@ -201,9 +211,13 @@ template <int kElement, int D, bool kToShuffled>
 __global__ FI_LAUNCH_BOUNDS(kTileThreads, 2) void convert_large_pages_kernel(const ConvertParams p, const Tiling t) {
   using U = Unit<kElement, D>;
   __shared__ Vec16 lds[U::kTileVectors];
-  if (threadIdx.x == 0) lds[0].w[0] = atomicAdd(p.tickets, 1u);
-  __syncthreads();
-  const unsigned ticket = lds[0].w[0], groups = unsigned(t.groups_per_page);
+  unsigned ticket = blockIdx.x;
+  if (p.in_place) {
+    if (threadIdx.x == 0) lds[0].w[0] = atomicAdd(p.tickets, 1u);
+    __syncthreads();
+    ticket = lds[0].w[0];
+  }
+  const unsigned groups = unsigned(t.groups_per_page);
   const unsigned item = ticket / groups, lap = item / kTicketRing;
   const Meeting meeting{p.tickets + 1 + item % kTicketRing, lap * groups, (lap + 1) * groups};
   convert_tile<U, D, kToShuffled, true>(p, t, int(item), int(ticket - item * groups) * t.units_per_group, meeting, lds);
@@ -228,15 +242,15 @@ int launch_fast(const ConvertParams& p, gpuStream_t stream) {
   int units = 0;
   if (const int error = gpu_multiprocessors(&units)) return error;
   // A page's workgroups wait for one another, so they must fit the machine together. Two fit every multiprocessor.
-  if (t.groups_per_page > 2 * units) return kInvalidConfiguration;
+  if (p.in_place && t.groups_per_page > 2 * units) return kInvalidConfiguration;
   convert_large_pages_kernel<kElement, D, kToShuffled><<<t.items * t.groups_per_page, kTileThreads, 0, stream>>>(p, t);
   return gpu_last_error();
 }
 
 template <int kElement, int D>
 int launch_direction(const ConvertParams& p, gpuStream_t stream) {
-  return p.dst == int32_t(PageKind::kShuffled) ? launch_fast<kElement, D, true>(p, stream)
-                                               : launch_fast<kElement, D, false>(p, stream);
+  return p.dst.kind == PageKind::kShuffled ? launch_fast<kElement, D, true>(p, stream)
+                                           : launch_fast<kElement, D, false>(p, stream);
 }
 
 template <int kElement>
@@ -252,51 +266,73 @@ int launch_head_dim(const ConvertParams& p, gpuStream_t stream) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Generic kernel: a workgroup copies a page to its scratch page, then gathers the converted page back from
-// there. The scratch pages stay in the last-level cache, and their number does not grow with the request.
+// Generic kernel: every vector of the converted page is gathered from the source. In place, a workgroup first copies
+// the page to its scratch page and gathers from there; the scratch pages stay in the last-level cache, and their number
+// does not grow with the request.
 
 constexpr int kGenericThreads = 256;
+constexpr int kMostGroups = 4096;
+
+// A page whose halves may lie apart.
+struct Halves {
+  uint8_t* k;
+  uint8_t* v;
+  int64_t half;
+
+  __device__ __forceinline__ uint8_t* at(int64_t offset) const {
+    return offset < half ? k + offset : v + (offset - half);
+  }
+};
+
+template <typename Move, typename Element>
+__device__ __forceinline__ Move recoded(Recode mode, Move move) {
+  if constexpr (sizeof(Element) == 1 && sizeof(Move) == 16) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) move.w[w] = recode_word(mode, move.w[w]);
+  } else if constexpr (sizeof(Element) == 1) {
+    move = recode_byte(mode, move);
+  }
+  return move;
+}
 
 template <typename Element, bool kVectors16>
 __global__ __launch_bounds__(kGenericThreads) void convert_any_kernel(const ConvertParams p) {
   const PageGeometry g{p.num_heads, p.page_size, p.head_dim, int(sizeof(Element))};
   using Move = typename std::conditional<kVectors16, Vec16, Element>::type;
   constexpr int kCount = int(sizeof(Move) / sizeof(Element));
-  const int moves = int(g.half_bytes() / int(sizeof(Move)));  // in half a page
-  uint8_t* const scratch = p.scratch + int64_t(blockIdx.x) * 2 * g.half_bytes();
-  const PageKind src = PageKind(p.src), dst = PageKind(p.dst);
+  constexpr int kBytes = int(sizeof(Move));
+  const int64_t half = g.half_bytes();
+  const int moves = int(2 * half / kBytes);
   const int items = int(p.num_blocks) * p.num_layers;
   for (int item = int(blockIdx.x); item < items; item += int(gridDim.x)) {
-    const int layer = item / int(p.num_blocks);
-    const int block = item - layer * int(p.num_blocks);
-    const int64_t page = p.block_ids[block];
-    if (page < 0 || page >= p.num_pages) {
-      report(p.fault, kOpConvert << 8 | kBlockIdRange, block, page, p.num_pages);
-      continue;
+    Place source, target;
+    bool valid = find_page(p, p.from, read_fault(p), item, &source);
+    valid = find_page(p, p.to, kBlockIdRange, item, &target) && valid;
+    if (!valid) continue;
+    Halves from{source.k, source.v, half};
+    const Halves to{target.k, target.v, half};
+    if (p.in_place) {
+      uint8_t* const scratch = p.scratch + int64_t(blockIdx.x) * 2 * half;
+      for (int i = int(threadIdx.x); i < moves; i += kGenericThreads) {
+        store_vec(scratch + int64_t(i) * kBytes, load_vec<Move>(from.at(int64_t(i) * kBytes)));
+      }
+      from = Halves{scratch, scratch + half, half};
+      __syncthreads();
     }
-    uint8_t* const k = p.planes.k[layer] + page * p.k_stride;
-    uint8_t* const v = p.planes.v[layer] + page * p.v_stride;
     for (int i = int(threadIdx.x); i < moves; i += kGenericThreads) {
-      store_vec(scratch + int64_t(i) * int(sizeof(Move)), load_vec<Move>(k + int64_t(i) * int(sizeof(Move))));
-      store_vec(scratch + g.half_bytes() + int64_t(i) * int(sizeof(Move)),
-                load_vec<Move>(v + int64_t(i) * int(sizeof(Move))));
-    }
-    __syncthreads();
-    for (int i = int(threadIdx.x); i < 2 * moves; i += kGenericThreads) {
       int64_t first, step;
-      g.source_of(src, dst, i * kCount, &first, &step);
+      g.source_of(p.src, p.dst, i * kCount, &first, &step);
       union {
         Move whole;
         Element part[kCount];
       } out;
       if (kVectors16 && step == int(sizeof(Element))) {
-        out.whole = load_vec<Move>(scratch + first);
+        out.whole = load_vec<Move>(from.at(first));
       } else {
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) out.part[j] = load_vec<Element>(scratch + first + j * step);
+        for (int j = 0; j < kCount; ++j) out.part[j] = load_vec<Element>(from.at(first + j * step));
       }
-      uint8_t* const half = i < moves ? k : v;
-      store_vec(half + int64_t(i < moves ? i : i - moves) * int(sizeof(Move)), out.whole);
+      store_vec(to.at(int64_t(i) * kBytes), recoded<Move, Element>(p.recode, out.whole));
     }
     __syncthreads();
   }
@@ -304,8 +340,8 @@ __global__ __launch_bounds__(kGenericThreads) void convert_any_kernel(const Conv
 
 template <typename Element>
 int launch_any(const ConvertParams& p, gpuStream_t stream) {
-  const int64_t items = p.num_blocks * p.num_layers;
-  const int grid = static_cast<int>(items < p.scratch_pages ? items : p.scratch_pages);
+  const int64_t items = p.num_blocks * p.num_layers, most = p.in_place ? p.scratch_pages : kMostGroups;
+  const int grid = static_cast<int>(items < most ? items : most);
   if (convert_is_aligned(p)) {
     convert_any_kernel<Element, true><<<grid, kGenericThreads, 0, stream>>>(p);
   } else {
@@ -317,7 +353,7 @@ int launch_any(const ConvertParams& p, gpuStream_t stream) {
 }  // namespace
 
 int convert_kv_pages(const ConvertParams& p, void* stream_) {
-  if (p.num_blocks == 0 || p.num_layers == 0 || p.src == p.dst) return 0;
+  if (p.num_blocks == 0 || p.num_layers == 0 || convert_is_identity(p)) return 0;
   auto* stream = static_cast<gpuStream_t>(stream_);
   if (convert_is_fast(p)) {
     return p.element_bytes == 2 ? launch_head_dim<2>(p, stream) : launch_head_dim<1>(p, stream);

@@ -78,6 +78,9 @@ int append_paged_mla_kv_cache(const MlaAppendParams& p, void*) {
 }
 
 int get_batch_indices_positions(const BatchPositionsParams& p, void*) {
+  for (int64_t b = 0; b < p.batch_size; ++b) {
+    if (!check_append(p, b)) return 0;
+  }
   for (int64_t i = 0; i < p.nnz; ++i) batch_position(p, i);
   return 0;
 }

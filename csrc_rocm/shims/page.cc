@@ -19,7 +19,9 @@ void require_page_table(const at::Tensor& rows, const at::Tensor& batch_indices,
 
 // A cache of these sizes; -1 leaves a size free. No pages is a pool too, but kernels divide by the page size.
 void require_cache(const at::Tensor& cache, const at::Tensor& rows, at::IntArrayRef shape) {
-  require(cache.dim() == static_cast<int64_t>(shape.size()) && is_alike(cache, rows) && is_dense_last(cache));
+  require(cache.dim() == static_cast<int64_t>(shape.size()) && is_alike(cache, rows) && is_dense_last(cache) &&
+          is_writable(cache));
+  require(!cache.requires_grad() || !at::GradMode::is_enabled());
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     const int64_t size = cache.size(static_cast<int64_t>(dim));
     require(shape[dim] < 0 ? dim == 0 || size > 0 : size == shape[dim]);
@@ -73,7 +75,7 @@ PageTable page_table(const at::Tensor& batch_indices, const at::Tensor& position
   t.batch_size = kv_indptr.numel() - 1;
   t.num_indices = kv_indices.numel();
   t.num_pages = num_pages;
-  t.page_size = static_cast<int32_t>(page_size);
+  t.page_size = to_int32(page_size);
   return t;
 }
 
@@ -95,6 +97,7 @@ void append_paged_kv_cache_shim(const at::Tensor& key, const at::Tensor& value, 
                                 const at::Tensor& kv_indices, const at::Tensor& kv_indptr, c10::string_view layout,
                                 const at::Tensor& fault) {
   require_append(key, value, k_cache, v_cache, layout);
+  require(k_cache.numel() == 0 || k_cache.const_data_ptr() != v_cache.const_data_ptr());
   require_page_table(key, batch_indices, positions, kv_indices, kv_indptr);
   const c10::DeviceGuard guard(key.device());
   const bool shuffled = layout == "SHUFFLED", nhd = layout == "NHD";
@@ -105,9 +108,9 @@ void append_paged_kv_cache_shim(const at::Tensor& key, const at::Tensor& value, 
   p.k = append_side(key, k_cache, head_dim, token_dim);
   p.v = append_side(value, v_cache, head_dim, token_dim);
   p.layout = shuffled ? PoolLayout::kShuffled : PoolLayout::kStrided;
-  p.num_heads = static_cast<int32_t>(key.size(1));
-  p.element_bytes = static_cast<int32_t>(key.element_size());
-  p.head_bytes = static_cast<int32_t>(key.size(2) * key.element_size());
+  p.num_heads = to_int32(key.size(1));
+  p.element_bytes = to_int32(key.element_size());
+  p.head_bytes = to_int32(key.size(2) * key.element_size());
   p.fault = fault_of(fault);
   check_launch(append_paged_kv_cache(p, current_stream(key)), "append_paged_kv_cache");
 }
@@ -119,7 +122,7 @@ MlaSide mla_side(const at::Tensor& rows, const at::Tensor& cache) {
   s.pool = cache.mutable_data_ptr();
   s.page_stride = byte_stride(cache, 0);
   s.token_stride = byte_stride(cache, 1);
-  s.width_bytes = static_cast<int32_t>(rows.size(1) * rows.element_size());
+  s.width_bytes = to_int32(rows.size(1) * rows.element_size());
   return s;
 }
 
@@ -128,6 +131,7 @@ void append_paged_mla_kv_cache_shim(const at::Tensor& ckv, const at::Tensor& kpe
                                     const at::Tensor& kpe_cache, const at::Tensor& kv_indices,
                                     const at::Tensor& kv_indptr, const at::Tensor& fault) {
   require_append_mla(ckv, kpe, ckv_cache, kpe_cache);
+  require(ckv_cache.numel() == 0 || kpe_cache.numel() == 0 || ckv_cache.const_data_ptr() != kpe_cache.const_data_ptr());
   require_page_table(ckv, batch_indices, positions, kv_indices, kv_indptr);
   const c10::DeviceGuard guard(ckv.device());
   MlaAppendParams p{};
@@ -139,7 +143,8 @@ void append_paged_mla_kv_cache_shim(const at::Tensor& ckv, const at::Tensor& kpe
 }
 
 void get_batch_indices_positions_shim(const at::Tensor& append_indptr, const at::Tensor& seq_lens,
-                                      const at::Tensor& batch_indices, const at::Tensor& positions) {
+                                      const at::Tensor& batch_indices, const at::Tensor& positions,
+                                      const at::Tensor& fault) {
   const c10::DeviceGuard guard(append_indptr.device());
   BatchPositionsParams p{};
   p.append_indptr = index_array(append_indptr);
@@ -148,18 +153,20 @@ void get_batch_indices_positions_shim(const at::Tensor& append_indptr, const at:
   p.nnz = batch_indices.numel();
   p.batch_indices = batch_indices.mutable_data_ptr<int32_t>();
   p.positions = positions.mutable_data_ptr<int32_t>();
+  p.fault = fault_of(fault);
   check_launch(get_batch_indices_positions(p, current_stream(append_indptr)), "get_batch_indices_positions");
 }
 
 void get_seq_lens_shim(const at::Tensor& kv_indptr, const at::Tensor& kv_last_page_len, int64_t page_size,
-                       const at::Tensor& seq_lens) {
+                       const at::Tensor& seq_lens, const at::Tensor& fault) {
   const c10::DeviceGuard guard(kv_indptr.device());
   SeqLensParams p{};
   p.kv_indptr = index_array(kv_indptr);
   p.kv_last_page_len = index_array(kv_last_page_len);
   p.batch_size = kv_indptr.numel() - 1;
-  p.page_size = static_cast<int32_t>(page_size);
+  p.page_size = to_int32(page_size);
   p.seq_lens = seq_lens.mutable_data_ptr<int32_t>();
+  p.fault = fault_of(fault);
   check_launch(get_seq_lens(p, current_stream(kv_indptr)), "get_seq_lens");
 }
 
@@ -180,9 +187,11 @@ TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
   m.impl("append_paged_mla_kv_cache", c10::DispatchKey::CompositeExplicitAutograd, &fi::append_paged_mla_kv_cache_shim);
   m.def(
       "get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, Tensor(a!) batch_indices, "
-      "Tensor(b!) positions) -> ()");
+      "Tensor(b!) positions, Tensor(c!) fault) -> ()");
   m.impl("get_batch_indices_positions", c10::DispatchKey::CompositeExplicitAutograd,
          &fi::get_batch_indices_positions_shim);
-  m.def("get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int page_size, Tensor(a!) seq_lens) -> ()");
+  m.def(
+      "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int page_size, Tensor(a!) seq_lens, Tensor(b!) fault) "
+      "-> ()");
   m.impl("get_seq_lens", c10::DispatchKey::CompositeExplicitAutograd, &fi::get_seq_lens_shim);
 }

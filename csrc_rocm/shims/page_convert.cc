@@ -4,6 +4,9 @@
 // flashinfer/ops/page_convert.py does in words.
 #include "kernels/page_convert.h"
 
+#include <algorithm>
+#include <vector>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -12,9 +15,12 @@
 namespace fi {
 namespace {
 
-// Pages at any stride, dense inside, `bytes` each, not overlapping.
+int64_t half_bytes(const ConvertParams& p) {
+  return PageGeometry{p.num_heads, p.page_size, p.head_dim, p.element_bytes}.half_bytes();
+}
+
 void require_plane(const at::Tensor& plane, const at::Tensor& first, int64_t bytes) {
-  require(plane.dim() >= 2 && is_alike(plane, first) && plane.size(0) == first.size(0));
+  require(plane.dim() >= 2 && plane.size(0) == first.size(0));
   int64_t expected = 1;
   for (int64_t dim = plane.dim() - 1; dim > 0; --dim) {
     require(plane.size(dim) == 1 || plane.stride(dim) == expected);
@@ -23,38 +29,72 @@ void require_plane(const at::Tensor& plane, const at::Tensor& first, int64_t byt
   require(expected * plane.element_size() == bytes && (plane.size(0) <= 1 || plane.stride(0) >= expected));
 }
 
-bool has_kind(PageKind kind, int64_t page_size, int64_t head_dim, int64_t x) {
-  if (kind == PageKind::kShuffled) return head_dim % x == 0 && page_size % x == 0;
-  return kind != PageKind::kXPacked || head_dim % x == 0;
+bool has_kind(const PageLayout& layout, int64_t head_dim, int64_t x) {
+  if (layout.heads < 1 || layout.tokens < 1) return false;
+  if (layout.kind == PageKind::kShuffled) return head_dim % x == 0 && layout.tokens % x == 0;
+  return layout.kind != PageKind::kXPacked || head_dim % x == 0;
 }
 
-void require_convert(at::TensorList planes, int64_t planes_per_layer, const at::Tensor& block_ids,
-                     const ConvertParams& p) {
-  const at::Tensor& first = planes[0];
-  const int64_t x = 16 / first.element_size();
-  require(p.num_heads > 0 && p.page_size > 0 && p.head_dim > 0);
-  require(has_kind(PageKind(p.src), p.page_size, p.head_dim, x) &&
-          has_kind(PageKind(p.dst), p.page_size, p.head_dim, x));
-  const int64_t page_bytes = 2 * PageGeometry{p.num_heads, p.page_size, p.head_dim, p.element_bytes}.half_bytes();
-  require(page_bytes < int64_t{1} << 30 && is_index_vector(block_ids, first.device()));
-  for (const at::Tensor& plane : planes) require_plane(plane, first, page_bytes / planes_per_layer);
+// One size is that of the whole page; the other divides it.
+bool nests(int32_t a, int32_t b) { return a % b == 0 || b % a == 0; }
+
+PageLayout page_layout(at::IntArrayRef kind_heads_tokens) {
+  require(kind_heads_tokens.size() == 3);
+  return {static_cast<PageKind>(kind_heads_tokens[0]), to_int32(kind_heads_tokens[1]), to_int32(kind_heads_tokens[2])};
 }
 
-// Layers from `layer` on that one launch takes: equal strides, at most kMaxLayers.
-int64_t fill_layers(at::TensorList planes, int64_t planes_per_layer, int64_t layer, ConvertParams* p) {
+// Everything but the pools. The whole page is as large as the larger layout.
+ConvertParams convert_params(const at::Tensor& like, at::IntArrayRef src, at::IntArrayRef dst, int64_t head_dim,
+                             int64_t recode, const at::Tensor& fault) {
+  require(is_movable(like) && head_dim > 0 && recode >= 0 && recode <= 4 && (recode == 0 || like.element_size() == 1));
+  ConvertParams p{};
+  p.src = page_layout(src);
+  p.dst = page_layout(dst);
+  p.head_dim = to_int32(head_dim);
+  p.element_bytes = to_int32(like.element_size());
+  const int64_t x = 16 / p.element_bytes;
+  require(has_kind(p.src, head_dim, x) && has_kind(p.dst, head_dim, x));
+  require(nests(p.src.heads, p.dst.heads) && nests(p.src.tokens, p.dst.tokens));
+  p.num_heads = std::max(p.src.heads, p.dst.heads);
+  p.page_size = std::max(p.src.tokens, p.dst.tokens);
+  const int64_t page = int64_t{p.num_heads} * p.page_size, limit = int64_t{1} << 30;
+  require(page < limit && page * p.head_dim < limit && page * p.head_dim * p.element_bytes * 2 < limit);
+  p.recode = static_cast<Recode>(recode);
+  p.fault = fault_of(fault);
+  return p;
+}
+
+// Pages at any stride, dense inside, `bytes` each, not overlapping; planes of one pool and their ids.
+void require_pool(at::TensorList planes, int64_t planes_per_layer, const at::Tensor& ids, const at::Tensor& like,
+                  int64_t page_bytes) {
+  const auto count = static_cast<int64_t>(planes.size());
+  require((planes_per_layer == 1 || planes_per_layer == 2) && count > 0 && count % planes_per_layer == 0);
+  require(is_index_vector(ids, like.device()));
+  require(planes[0].element_size() == like.element_size() && planes[0].device() == like.device());
+  std::vector<const void*> places;
+  for (const at::Tensor& plane : planes) {
+    require(is_alike(plane, planes[0]));
+    require_plane(plane, planes[0], page_bytes / planes_per_layer);
+    places.push_back(plane.const_data_ptr());
+  }
+  // A plane given twice would be converted twice.
+  std::sort(places.begin(), places.end());
+  require(planes[0].numel() == 0 || std::adjacent_find(places.begin(), places.end()) == places.end());
+}
+
+// Fills in layers from `layer` on while their strides are those of the first; returns the one after them.
+int64_t fill_layers(at::TensorList planes, int64_t planes_per_layer, int64_t layer, int64_t half, Planes* to) {
   const auto plane = [&](int64_t at, int64_t which) -> const at::Tensor& {
     return planes[static_cast<size_t>(at * planes_per_layer + which)];
   };
   const int64_t last = planes_per_layer - 1, layers = static_cast<int64_t>(planes.size()) / planes_per_layer;
-  const int64_t half = PageGeometry{p->num_heads, p->page_size, p->head_dim, p->element_bytes}.half_bytes();
-  p->k_stride = byte_stride(plane(layer, 0), 0);
-  p->v_stride = byte_stride(plane(layer, last), 0);
-  p->num_layers = 0;
-  for (; layer < layers && p->num_layers < kMaxLayers; ++layer, ++p->num_layers) {
-    if (byte_stride(plane(layer, 0), 0) != p->k_stride || byte_stride(plane(layer, last), 0) != p->v_stride) break;
+  to->k_stride = byte_stride(plane(layer, 0), 0);
+  to->v_stride = byte_stride(plane(layer, last), 0);
+  for (int64_t i = 0; layer < layers && i < kMaxLayers; ++layer, ++i) {
+    if (byte_stride(plane(layer, 0), 0) != to->k_stride || byte_stride(plane(layer, last), 0) != to->v_stride) break;
     auto* k = static_cast<uint8_t*>(plane(layer, 0).mutable_data_ptr());
-    p->planes.k[p->num_layers] = k;
-    p->planes.v[p->num_layers] = last == 0 ? k + half : static_cast<uint8_t*>(plane(layer, 1).mutable_data_ptr());
+    to->k[i] = k;
+    to->v[i] = last == 0 ? k + half : static_cast<uint8_t*>(plane(layer, 1).mutable_data_ptr());
   }
   return layer;
 }
@@ -63,43 +103,69 @@ int64_t fill_layers(at::TensorList planes, int64_t planes_per_layer, int64_t lay
 at::Tensor make_workspace(const at::Tensor& like, ConvertParams* p) {
   const auto bytes = like.options().dtype(at::kByte);
   at::Tensor workspace;
-  if (!like.is_cpu() && !convert_is_fast(*p)) {
-    const int64_t half = PageGeometry{p->num_heads, p->page_size, p->head_dim, p->element_bytes}.half_bytes();
-    p->scratch_pages = scratch_pages(half);
-    workspace = at::empty({p->scratch_pages * 2 * half}, bytes);
+  if (like.is_cpu() || !p->in_place) return workspace;
+  if (!convert_is_fast(*p)) {
+    p->scratch_pages = scratch_pages(half_bytes(*p));
+    workspace = at::empty({p->scratch_pages * 2 * half_bytes(*p)}, bytes);
     p->scratch = workspace.mutable_data_ptr<uint8_t>();
-  } else if (!like.is_cpu() && convert_groups(*p) > 1) {
+  } else if (convert_groups(*p) > 1) {
     workspace = at::zeros({1 + kTicketRing}, bytes.dtype(at::kInt));
     p->tickets = static_cast<unsigned*>(workspace.mutable_data_ptr());
   }
   return workspace;
 }
 
-void convert_kv_pages_shim(at::TensorList planes, int64_t planes_per_layer, const at::Tensor& block_ids, int64_t src,
-                           int64_t dst, int64_t num_heads, int64_t page_size, int64_t head_dim,
-                           const at::Tensor& fault) {
-  const int64_t count = static_cast<int64_t>(planes.size());
-  require((planes_per_layer == 1 || planes_per_layer == 2) && count > 0 && count % planes_per_layer == 0);
-  require(is_movable(planes[0]));
-  ConvertParams p{};
-  p.num_heads = static_cast<int32_t>(num_heads);
-  p.page_size = static_cast<int32_t>(page_size);
-  p.head_dim = static_cast<int32_t>(head_dim);
-  p.element_bytes = static_cast<int32_t>(planes[0].element_size());
-  p.src = static_cast<int32_t>(src);
-  p.dst = static_cast<int32_t>(dst);
-  require_convert(planes, planes_per_layer, block_ids, p);
-  const c10::DeviceGuard guard(planes[0].device());
-  p.block_ids = index_array(block_ids);
-  p.num_blocks = block_ids.numel();
-  p.num_pages = planes[0].size(0);
-  p.fault = fault_of(fault);
-  for (int64_t layer = 0; layer < count / planes_per_layer;) {
-    layer = fill_layers(planes, planes_per_layer, layer, &p);
-    const at::Tensor workspace = make_workspace(planes[0], &p);
-    check_launch(convert_kv_pages(p, current_stream(planes[0])), "convert_kv_pages");
-    if (planes[0].is_cpu() && p.fault->code != kNoFault) return;
+// A launch for every run of layers with equal strides, which is one launch as a rule.
+void run_layers(at::TensorList sources, int64_t sources_per_layer, at::TensorList planes, int64_t planes_per_layer,
+                ConvertParams* p) {
+  const int64_t layers = static_cast<int64_t>(planes.size()) / planes_per_layer;
+  for (int64_t layer = 0; layer < layers;) {
+    int64_t next = fill_layers(planes, planes_per_layer, layer, half_bytes(*p), &p->to);
+    if (p->in_place) {
+      p->from = p->to;
+    } else {
+      next = std::min(next, fill_layers(sources, sources_per_layer, layer, half_bytes(*p), &p->from));
+    }
+    p->num_layers = to_int32(next - layer);
+    layer = next;
+    const at::Tensor workspace = make_workspace(planes[0], p);
+    check_launch(convert_kv_pages(*p, current_stream(planes[0])), "convert_kv_pages");
+    if (planes[0].is_cpu() && p->fault->code != kNoFault) return;
   }
+}
+
+void convert_kv_pages_shim(at::TensorList planes, int64_t planes_per_layer, const at::Tensor& block_ids,
+                           at::IntArrayRef src, at::IntArrayRef dst, int64_t head_dim, int64_t recode,
+                           const at::Tensor& fault) {
+  require(!planes.empty());
+  ConvertParams p = convert_params(planes[0], src, dst, head_dim, recode, fault);
+  require_pool(planes, planes_per_layer, block_ids, planes[0], 2 * half_bytes(p));
+  const c10::DeviceGuard guard(planes[0].device());
+  p.in_place = true;
+  p.num_blocks = block_ids.numel();
+  p.to.ids = index_array(block_ids);
+  p.to.num_pages = planes[0].size(0);
+  run_layers(planes, planes_per_layer, planes, planes_per_layer, &p);
+}
+
+void convert_kv_pages_into_shim(at::TensorList sources, int64_t sources_per_layer, const at::Tensor& source_ids,
+                                at::TensorList planes, int64_t planes_per_layer, const at::Tensor& block_ids,
+                                at::IntArrayRef src, at::IntArrayRef dst, int64_t head_dim, int64_t recode,
+                                const at::Tensor& fault) {
+  require(!planes.empty() && !sources.empty());
+  ConvertParams p = convert_params(planes[0], src, dst, head_dim, recode, fault);
+  require_pool(planes, planes_per_layer, block_ids, planes[0], 2 * half_bytes(p));
+  require_pool(sources, sources_per_layer, source_ids, planes[0], 2 * half_bytes(p));
+  require(static_cast<int64_t>(sources.size()) * planes_per_layer ==
+          static_cast<int64_t>(planes.size()) * sources_per_layer);
+  require(source_ids.numel() == block_ids.numel());
+  const c10::DeviceGuard guard(planes[0].device());
+  p.num_blocks = block_ids.numel();
+  p.from.ids = index_array(source_ids);
+  p.from.num_pages = sources[0].size(0);
+  p.to.ids = index_array(block_ids);
+  p.to.num_pages = planes[0].size(0);
+  run_layers(sources, sources_per_layer, planes, planes_per_layer, &p);
 }
 
 }  // namespace
@@ -107,7 +173,12 @@ void convert_kv_pages_shim(at::TensorList planes, int64_t planes_per_layer, cons
 
 TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
   m.def(
-      "convert_kv_pages(Tensor(a!)[] planes, int planes_per_layer, Tensor block_ids, int src, int dst, "
-      "int num_heads, int page_size, int head_dim, Tensor(b!) fault) -> ()");
+      "convert_kv_pages(Tensor(a!)[] planes, int planes_per_layer, Tensor block_ids, int[] src, int[] dst, "
+      "int head_dim, int recode, Tensor(b!) fault) -> ()");
   m.impl("convert_kv_pages", c10::DispatchKey::CompositeExplicitAutograd, &fi::convert_kv_pages_shim);
+  m.def(
+      "convert_kv_pages_into(Tensor[] sources, int sources_per_layer, Tensor source_ids, Tensor(a!)[] planes, "
+      "int planes_per_layer, Tensor block_ids, int[] src, int[] dst, int head_dim, int recode, Tensor(b!) fault) -> "
+      "()");
+  m.impl("convert_kv_pages_into", c10::DispatchKey::CompositeExplicitAutograd, &fi::convert_kv_pages_into_shim);
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -32,6 +33,12 @@ inline Fault* fault_of(const at::Tensor& t) { return reinterpret_cast<Fault*>(t.
 // condition of that check must be covered, which tests/rocm_tests/contract holds against it.
 inline void require(bool condition) { TORCH_CHECK_VALUE(condition, "refused"); }
 
+// Kernels count in 32 bits within a page and a row. A size that does not fit must not be cut off in silence.
+inline int32_t to_int32(int64_t size) {
+  require(size >= 0 && size <= INT32_MAX);
+  return static_cast<int32_t>(size);
+}
+
 inline bool is_index_vector(const at::Tensor& t, const c10::Device& device) {
   const auto type = t.scalar_type();
   return t.dim() == 1 && (type == at::kInt || type == at::kLong) && t.device() == device && t.is_contiguous();
@@ -43,12 +50,20 @@ inline bool is_alike(const at::Tensor& t, const at::Tensor& model) {
   return t.scalar_type() == model.scalar_type() && t.device() == model.device();
 }
 
+// Distinct elements at distinct places, as far as strides alone can tell.
+inline bool is_writable(const at::Tensor& t) {
+  for (int64_t dim = 0; dim < t.dim(); ++dim) {
+    if (t.size(dim) > 1 && t.stride(dim) == 0) return false;
+  }
+  return true;
+}
+
 inline bool is_movable(const at::Tensor& t) {
   const auto bytes = t.element_size();
   return bytes == 1 || bytes == 2 || bytes == 4;
 }
 
-// The sentence is turned into a LaunchError by the Python side.
+// The op turns this sentence into a LaunchError.
 inline void check_launch(int code, const char* op) { TORCH_CHECK(code == 0, op, ": launch failed with code ", code); }
 
 }  // namespace fi

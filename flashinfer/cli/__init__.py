@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from flashinfer.core.errors import FlashInferError
+from flashinfer.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "handoff": (
@@ -30,8 +31,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
+    try:
+        return _run(argv)
+    except FlashInferError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130  # 128 + SIGINT, as a shell counts
+
+
+def _run(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m flashinfer", description="FlashInfer for ROCm.")
+    parser.add_argument("--version", action="version", version=f"flashinfer-rocm {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
     chosen = next((w for w in words if not w.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
@@ -39,9 +52,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == chosen:
             importlib.import_module(module).add_arguments(subparser)
     args = parser.parse_args(words)
-    try:
-        status: int = importlib.import_module(COMMANDS[args.command][0]).run(args)
-    except FlashInferError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 1
+    status: int = importlib.import_module(COMMANDS[args.command][0]).run(args)
     return status

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashinfer.core import env
+from flashinfer.core.checks import fail
 from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.jit.build import build
 from flashinfer.jit.spec import JitSpec
@@ -45,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
 def architectures(argument: str | None) -> tuple[str, ...]:
     """Words of `--arch`, else of the variable, else the one target that every machine has."""
     if argument is not None:
-        return tuple(word for word in argument.replace(",", " ").split())
+        words = tuple(argument.replace(",", " ").split())
+        if not words:
+            fail("build", "--arch", "a list such as gfx942,gfx950", repr(argument))
+        return words
     return env.rocm_arch_list() or ("cpu",)
 
 

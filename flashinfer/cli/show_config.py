@@ -16,6 +16,7 @@ import torch
 
 from flashinfer.core import env
 from flashinfer.core.errors import FlashInferError
+from flashinfer.core.op import known_backends
 from flashinfer.jit import cache, ninja
 from flashinfer.jit.toolchain import KNOWN_ARCHES, Toolchain
 from flashinfer.version import __version__
@@ -29,12 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the configuration; warnings go last, to stderr."""
+    """Print the configuration; warnings and errors go last, to stderr. 1 if a variable's value makes no sense."""
     for name, value in configuration():
         print(f"{name + ':':<28}{value}")
     for warning in warnings():
         print(f"warning: {warning}", file=sys.stderr)
-    return 0
+    wrong = list(errors())
+    for error in wrong:
+        print(f"error: {error}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def configuration() -> Iterator[tuple[str, str]]:
@@ -69,6 +73,18 @@ def warnings() -> Iterator[str]:
             )
 
 
+def errors() -> Iterator[str]:
+    """What the calls that look at a variable will raise."""
+    for variable in env.variables():
+        try:
+            variable()
+        except FlashInferError as e:
+            yield str(e)
+    name, names = env.backend(), ("auto", *known_backends())
+    if name not in names:
+        yield f"environment: {env.backend.name} must be one of {names}, got {name!r}; correct or unset it"
+
+
 def _devices() -> Iterator[str]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -79,7 +95,8 @@ def _devices() -> Iterator[str]:
 def _summary(toolchain: Toolchain) -> str:
     compiler = toolchain.kernel_compiler()
     lines = compiler.identity.splitlines()[1:]
-    version = next((line for line in lines if "version" in line.lower() or "release" in line), lines[0])
+    likely = [line for line in lines if "version" in line.lower() or "release" in line]
+    version = next(iter([*likely, *lines]), "no version text")
     return f"{' '.join(compiler.command)} ({version.strip()})"
 
 

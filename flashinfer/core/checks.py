@@ -4,13 +4,19 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import itertools
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 
 from flashinfer.core.errors import InvalidArgumentError
 
 INDEX_DTYPES = (torch.int32, torch.int64)
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
 
 
 def fail(op: str, argument: str, expected: str, got: object, remedy: str = "") -> NoReturn:
@@ -26,8 +32,110 @@ def describe(t: object) -> str:
     return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)} on {t.device}"
 
 
+def _shown(value: object) -> str:
+    """A scalar as it would be typed, the type of anything else."""
+    scalar = value is None or isinstance(value, (str, numbers.Number))
+    return repr(value)[:80] if scalar else type(value).__name__
+
+
+def require_tensor(op: str, name: str, t: object) -> None:
+    """Refuse what is not a tensor, and nested tensors, which have no strides."""
+    if not isinstance(t, torch.Tensor):
+        fail(op, name, "a tensor", describe(t))
+    if t.is_nested:
+        fail(op, name, "a tensor that is not nested", "a nested one", f"pass {name}.values() or a padded tensor")
+
+
+def integer(op: str, name: str, value: object, least: int, most: int) -> None:
+    """Refuse anything but an integer from `least` to `most`; True is none, NumPy's are."""
+    if isinstance(value, torch.SymInt):
+        return
+    if not isinstance(value, (int, numbers.Integral)) or isinstance(value, bool):
+        fail(op, name, "an integer", _shown(value))
+    # The compiler traces this, and a bound on a size that is not known yet would stop it.
+    if not torch.compiler.is_compiling() and not least <= int(value) <= most:
+        fail(op, name, f"an integer from {least} to {most}", value)
+
+
+def number(op: str, name: str, value: object) -> None:
+    """Refuse anything but a finite real number."""
+    if isinstance(value, (torch.SymFloat, torch.SymInt)):
+        return
+    if not isinstance(value, (float, int, numbers.Real)) or isinstance(value, bool):
+        fail(op, name, "a number", _shown(value))
+    if not torch.compiler.is_compiling() and not _is_finite(value):
+        fail(op, name, "finite", _shown(value))
+
+
+def _is_finite(value: numbers.Real | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def of_kind(op: str, name: str, kind: str, value: Any) -> None:
+    """Refuse a value that is not of the schema's `kind`, a type as torch prints it."""
+    if kind == "Tensor":
+        require_tensor(op, name, value)
+    elif kind == "List[Tensor]":
+        if not isinstance(value, (list, tuple)):
+            fail(op, name, "a list of tensors", _shown(value))
+        for i, t in enumerate(value):
+            require_tensor(op, f"{name}[{i}]", t)
+    elif kind.startswith("Optional["):
+        if value is not None:
+            of_kind(op, name, kind[len("Optional[") : -1], value)
+    elif kind == "int":
+        integer(op, name, value, -INT64_MAX, INT64_MAX)
+    elif kind == "float":
+        number(op, name, value)
+    elif kind == "bool" and not isinstance(value, (bool, torch.SymBool)):
+        fail(op, name, "True or False", _shown(value))
+    elif kind == "str" and not isinstance(value, str):
+        fail(op, name, "a string", _shown(value))
+
+
+def _is_fake(t: torch.Tensor) -> bool:
+    # Imported by then in a process that has such tensors, and not wanted in one that has none.
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(t, FakeTensor)
+
+
+def real_device(op: str, t: torch.Tensor) -> None:
+    """Refuse tensors without memory. Fake ones pass: they stand for tensors that have some."""
+    if t.is_meta and not _is_fake(t):
+        fail(op, "tensors", "on a CPU or GPU", t.device)
+
+
+def writable(op: str, written: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Refuse to write what autograd watches, and what can be seen to be one memory under two names."""
+    for name, t in written:
+        if t.requires_grad and torch.is_grad_enabled():
+            fail(
+                op,
+                name,
+                "without requires_grad, as it is written behind autograd's back",
+                "requires_grad=True",
+                f"pass {name}.detach() or call under torch.no_grad()",
+            )
+        strides = t.stride()
+        if 0 in strides and any(step == 0 and size > 1 for size, step in zip(t.shape, strides, strict=True)):
+            fail(op, name, "of elements that each have memory of their own", f"{describe(t)} of stride {strides}")
+    for (name, a), (other, b) in itertools.combinations(written, 2):
+        if a.numel() and b.numel() and _start(a) == _start(b):
+            fail(op, other, f"of memory of its own, not that of {name}", f"{other}.data_ptr() == {name}.data_ptr()")
+
+
+def _start(t: torch.Tensor) -> object:
+    """What two tensors have in common if they begin at the same place."""
+    return (t.untyped_storage()._cdata, t.storage_offset()) if t.is_meta or _is_fake(t) else t.data_ptr()
+
+
 def index_vector(op: str, name: str, t: torch.Tensor, device: torch.device) -> None:
     """Refuse anything but a contiguous 1-D int32 or int64 tensor on `device`."""
+    require_tensor(op, name, t)
     if t.dim() != 1:
         fail(op, name, "1-D", describe(t))
     if t.dtype not in INDEX_DTYPES:
@@ -36,3 +144,20 @@ def index_vector(op: str, name: str, t: torch.Tensor, device: torch.device) -> N
         fail(op, name, f"on {device}", t.device, f"pass {name}.to({str(device)!r})")
     if not t.is_contiguous():
         fail(op, name, "contiguous", f"stride {t.stride()}", f"pass {name}.contiguous()")
+
+
+def refuse_extras(
+    where: str, flags: dict[str, bool], optional: dict[str, object], *defaulted: dict[str, tuple[object, object]]
+) -> None:
+    """Refuse by name every argument that asks for what is not there: a flag that is set, what is not None, and what
+    is not its default, given as (value, default)."""
+    for name, flag in flags.items():
+        if flag:
+            fail(where, name, "False, as it is not supported", flag)
+    for name, value in optional.items():
+        if value is not None:
+            fail(where, name, "None, as it is not supported", type(value).__name__)
+    for group in defaulted:
+        for name, (value, default) in group.items():
+            if value != default:
+                fail(where, name, f"{default!r}, as nothing else is supported", repr(value))

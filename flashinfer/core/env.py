@@ -3,7 +3,8 @@
 """Every environment variable the package reads, with its type and its default.
 
 Each is an object to call, `env.disable_jit()`, so that the value is that of the moment and not that of the
-import.
+import. Two that every call looks at, `FLASHINFER_BACKEND` and `FLASHINFER_CHECK`, are read at their first use and kept
+(`at_first_use`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ class Variable(Generic[T]):
             message = f"environment: {self.name} must be {self.expects}, got {text!r}; correct or unset it"
             raise InvalidArgumentError(message) from e
 
-
     @functools.cached_property
     def at_first_use(self) -> T:
         """The value when this was first asked for, kept for the life of the process.
@@ -97,7 +97,10 @@ def _path(text: str) -> Path | None:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(w for w in re.split(r"[,;\s]+", text) if w)
+    words = tuple(w for w in re.split(r"[,;\s]+", text) if w)
+    if not words:
+        raise ValueError(text)
+    return words
 
 
 def _command(text: str) -> tuple[str, ...]:

@@ -22,6 +22,10 @@ class InvalidArgumentError(FlashInferError, ValueError):
     """An argument breaks the contract of the call."""
 
 
+class NotPlannedError(FlashInferError, RuntimeError):
+    """A wrapper was asked to run before it was given a plan."""
+
+
 class BackendUnavailableError(FlashInferError, RuntimeError):
     """No backend, or not the one asked for, can take the call; the message says why for each."""
 
@@ -59,19 +63,27 @@ class MissingJITCacheError(FlashInferError, RuntimeError):
         The module that is missing.
     detail
         Where it was looked for.
+    arch
+        The target it is needed for, as `build --arch` takes it.
     """
 
-    def __init__(self, spec: JitSpec, detail: str) -> None:
-        super().__init__(spec, detail)
+    def __init__(self, spec: JitSpec, detail: str, arch: str = "cpu") -> None:
+        super().__init__(spec, detail, arch)
         self.spec = spec
         self.detail = detail
+        self.arch = arch
 
     def __str__(self) -> str:
+        remedy = f"env -u FLASHINFER_DISABLE_JIT python -m flashinfer build --arch {self.arch} {self.spec.name}"
         return (
             f"module {self.spec.name!r} is not built and FLASHINFER_DISABLE_JIT is set; {self.detail}; "
-            f"build it with: python -m flashinfer build {self.spec.name}"
+            f"build it with: {remedy}"
         )
 
 
 class LaunchError(FlashInferError, RuntimeError):
     """The runtime refused a kernel launch."""
+
+
+class PoolLostError(FlashInferError, RuntimeError):
+    """The memory that queued work was to run on is gone, or was closed to it."""

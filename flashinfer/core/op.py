@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import pkgutil
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import ModuleType
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from flashinfer.core import env
+from flashinfer.core import checks, env
 from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError
 
 logger = logging.getLogger("flashinfer")
@@ -35,7 +36,7 @@ _override: ContextVar[str | None] = ContextVar("flashinfer_backend", default=Non
 _self_checking: set[Callable[..., Any]] = set()
 # What a self-checking backend, or a `why_not` that met arguments of the wrong kind, may raise. The check then runs to
 # say it in the package's words; if it finds nothing wrong, the exception goes on.
-_OBJECTIONS = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+_OBJECTIONS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 Run = TypeVar("Run", bound=Callable[..., Any])
 
@@ -49,17 +50,32 @@ def checks_arguments(run: Run) -> Run:
     return run
 
 
+def known_backends() -> list[str]:
+    """Every backend that some op has."""
+    package = importlib.import_module("flashinfer.backends")
+    found = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    return sorted(found.union(*(op.backends for op in OPS.values())))
+
+
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Run the calls inside with one backend, as if each were given `backend=name`.
 
-    A call that names a backend itself keeps it.
+    A call that names a backend itself keeps it. Inside a compiled function only `backend=` works: the compiler does
+    not trace this context.
 
     Parameters
     ----------
     name
         A backend, or "auto".
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `name` is not a name; one that no op knows is refused by the calls inside.
     """
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(f"use_backend: name must be a backend's name or 'auto', got {name!r}")
     token = _override.set(name)
     try:
         yield
@@ -109,6 +125,9 @@ class Op:
         LIBRARY.impl(name, self._run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"flashinfer::{name}", self._run_fake, lib=LIBRARY)
         self._torch_op = getattr(torch.ops.flashinfer, name).default
+        marks = [a.alias_info for a in self._torch_op._schema.arguments[:-1]]
+        self._written = [i for i, mark in enumerate(marks) if mark is not None and mark.is_write]
+        self._kinds = self.parameters
         OPS[name] = self
 
     @property
@@ -122,15 +141,36 @@ class Op:
         return [(a.name, str(a.type)) for a in self._torch_op._schema.arguments[:-1]]
 
     def __call__(self, *args: Any, backend: str = "auto") -> Any:
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        if torch.compiler.is_compiling():
+            return self._torch_op(*args, backend)
+        if torch._C._len_torch_dispatch_stack():
+            # Before torch says the same in words of its own.
+            self._check_kinds(args)
             return self._torch_op(*args, backend)
         return self._run(*args, backend)
+
+    def check_call(self, args: Any) -> None:
+        """Raise for all that is wrong with a call: kinds of arguments, then the op's own check, then memory."""
+        self._check_kinds(args)
+        self.check(*args)
+        # All are on one device by now.
+        for t in _flat(args):
+            if isinstance(t, torch.Tensor):
+                checks.real_device(self.name, t)
+                break
+        marked = ((self._kinds[i][0], args[i]) for i in self._written)
+        # A list of tensors is long, and looked at by the op's own check.
+        checks.writable(self.name, [(name, t) for name, t in marked if isinstance(t, torch.Tensor)])
+
+    def _check_kinds(self, args: Any) -> None:
+        for (name, kind), value in zip(self._kinds, args, strict=True):
+            checks.of_kind(self.name, name, kind, value)
 
     def _run(self, *args_and_backend: Any) -> Any:
         *args, backend = args_and_backend
         answers = _asked_only.get()
         if answers is not None:
-            self.check(*args)
+            self.check_call(args)
             answers.update(self.reasons(args, backend))
             return None
         try:
@@ -138,14 +178,14 @@ class Op:
             if run in _self_checking:
                 return run(*args)
         except _OBJECTIONS:
-            self.check(*args)
+            self.check_call(args)
             raise
-        self.check(*args)
+        self.check_call(args)
         return run(*args)
 
     def _run_fake(self, *args_and_backend: Any) -> Any:
         *args, _ = args_and_backend
-        self.check(*args)
+        self.check_call(args)
         return None if self.fake is None else self.fake(*args)
 
     def functions(self, backend: str) -> tuple[Callable[..., str | None], Callable[..., Any]]:
@@ -188,18 +228,31 @@ class Op:
 
     def wanted(self, backend: str) -> tuple[str, ...]:
         """Backends to try: all of them for "auto", else the one that the call, the context or the variable names."""
+        source = "backend"
         if backend == "auto":
-            backend = _override.get() or env.backend.at_first_use
+            override = _override.get()
+            if override is None:
+                backend, source = env.backend.at_first_use, env.backend.name
+            else:
+                backend, source = override, "backend of use_backend"
         if backend == "auto":
             return self.backends
-        if backend not in self.backends:
-            raise InvalidArgumentError(
-                f"{self.name}: backend must be one of {('auto', *self.backends)}, got {backend!r}"
+        if backend in self.backends:
+            return (backend,)
+        if backend in known_backends():
+            raise BackendUnavailableError(
+                f"{self.name}: no backend takes this call\n"
+                f"  {backend}: this op has no such backend ({source}); it has {', '.join(self.backends)}"
             )
-        return (backend,)
+        names = self.backends if source == "backend" else known_backends()
+        raise InvalidArgumentError(f"{self.name}: {source} must be one of {('auto', *names)}, got {backend!r}")
+
+
+def _flat(args: Any) -> Iterator[Any]:
+    """The arguments, and what is in those that are lists."""
+    for a in args:
+        yield from a if isinstance(a, (list, tuple)) else (a,)
 
 
 def _inputs(args: Any) -> str:
-    from flashinfer.core.checks import describe
-
-    return ", ".join(describe(a) if isinstance(a, torch.Tensor) else repr(a)[:80] for a in args)
+    return ", ".join(checks.describe(a) if isinstance(a, torch.Tensor) else repr(a)[:80] for a in args)

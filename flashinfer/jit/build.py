@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
+import shlex
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flashinfer.core import env
@@ -74,11 +76,14 @@ def build(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None, root
     """
     # Ninja runs elsewhere: no path may depend on the working directory.
     csrc = (csrc or cache.csrc_root()).absolute()
+    asked_for = root
     root = (root or cache.cache_root()).absolute()
+    writing = functools.partial(_writing, root, is_cache=asked_for is None)
     if env.disable_jit():
         raise MissingJITCacheError(
             spec,
             f"looked for {toolchain.label}/{spec.name}-* of this version in {cache.aot_root()} and {root}",
+            toolchain.arch.split(":")[0] or toolchain.target,
         )
     key = cache.module_key(spec, toolchain, csrc)
     identity = toolchain.compiler_identity()
@@ -86,22 +91,22 @@ def build(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None, root
     library = cache.whole_module(final)
     if library is not None:
         return library
-    with _writing(root):
+    with writing():
         final.parent.mkdir(parents=True, exist_ok=True)
-    with _Progress(spec.name, toolchain.label) as progress, _lock(final, progress):
+    with _Progress(spec.name, toolchain.label) as progress, _lock(final, writing, progress):
         library = cache.whole_module(final)
         if library is not None:
             return library
         scratch = final.parent / f".tmp-{final.name}-{uuid.uuid4().hex[:8]}"
         try:
-            with _writing(root):
+            with writing():
                 # Not tempfile: a cache that several users share needs the mode that the umask gives.
                 scratch.mkdir()
             _compile(spec, toolchain, csrc, scratch, final.with_name(f"{final.name}.log"), progress)
             if cache.module_key(spec, toolchain, csrc) != key:
                 # Edited meanwhile: what was compiled is neither surely the old nor the new.
-                return build(spec, toolchain, csrc=csrc, root=root)
-            with _writing(root):
+                return build(spec, toolchain, csrc=csrc, root=asked_for)
+            with writing():
                 cache.write_manifest(scratch, key, identity)
                 _publish(scratch, final)
         finally:
@@ -136,7 +141,8 @@ def _compile(
     spec: JitSpec, toolchain: Toolchain, csrc: Path, scratch: Path, failure_log: Path, progress: _Progress
 ) -> None:
     (scratch / CONFIG_HEADER).write_text(spec.config_header())
-    (scratch / "build.ninja").write_text(ninja.render(steps(spec, toolchain, csrc)))
+    commands = steps(spec, toolchain, csrc)
+    (scratch / "build.ninja").write_text(ninja.render(commands))
     log = scratch / "build.log"
     progress.show("compiling")
     failure = ninja.run(scratch, log, progress.step)
@@ -145,6 +151,11 @@ def _compile(
         os.replace(log, failure_log)
         tail = "\n".join(failure.output.splitlines()[-_TAIL_LINES:])
         raise BuildError(spec.name, failure.command, f"{tail}\nwhole log: {failure_log}")
+    for step in commands:
+        # Ninja goes by the exit status alone.
+        if not (scratch / step.output).is_file():
+            name = step.output
+            raise BuildError(spec.name, shlex.join(step.command), f"it ended well and produced no {name}: no compiler?")
     for path in scratch.iterdir():
         if path.name != f"{spec.name}.so":
             cache.remove(path)
@@ -172,10 +183,12 @@ def _publish(scratch: Path, final: Path) -> None:
 
 
 @contextlib.contextmanager
-def _writing(root: Path) -> Iterator[None]:
+def _writing(root: Path, *, is_cache: bool) -> Iterator[None]:
     try:
         yield
     except OSError as e:
+        if not is_cache:
+            raise BackendUnavailableError(f"jit: the folder for modules must be writable, got {e}; name another") from e
         raise BackendUnavailableError(
             f"jit: the module cache must be writable, got {e} for {root}; "
             "set FLASHINFER_CACHE_DIR to a folder that is, or build ahead of time and set FLASHINFER_AOT_DIR"
@@ -183,8 +196,10 @@ def _writing(root: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock(final: Path, progress: _Progress) -> Iterator[None]:
-    with _writing(final.parent):
+def _lock(
+    final: Path, writing: Callable[[], contextlib.AbstractContextManager[None]], progress: _Progress
+) -> Iterator[None]:
+    with writing():
         file = final.with_name(f"{final.name}.lock").open("w")
     with file:
         # A file system that cannot lock costs a second compilation, nothing else.

@@ -117,6 +117,9 @@ class Toolchain:
             return cls("cpu")
         if device.type != "cuda":
             raise InvalidArgumentError(f"Toolchain: device type must be cpu or cuda, got {device}")
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise BackendUnavailableError(f"jit: {device} must be a GPU of this machine, on which torch finds {count}")
         properties = torch.cuda.get_device_properties(device)
         if torch.version.hip is not None:
             return cls("hip", properties.gcnArchName)
@@ -236,6 +239,6 @@ def why_not_device(device: torch.device) -> str | None:
     """A sentence if no module can run on the device, else None. Whether one compiles is another question."""
     try:
         Toolchain.for_device(device)
-    except InvalidArgumentError as e:
+    except (BackendUnavailableError, InvalidArgumentError) as e:
         return str(e)
     return None

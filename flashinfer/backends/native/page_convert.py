@@ -15,11 +15,14 @@ from flashinfer.kv.format import KINDS
 
 SPEC = JitSpec(
     name="page_convert",
-    ops=("convert_kv_pages",),
+    ops=("convert_kv_pages", "convert_kv_pages_into"),
     shims=("shims/page_convert.cc",),
     kernels=("kernels/page_convert.cu",),
     kernels_cpu=("kernels_cpu/page_convert.cc",),
 )
+
+# Position in KINDS is PageKind of csrc_rocm/kernels/page_convert.h.
+_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
 def why_not_convert_kv_pages(planes: list[torch.Tensor], *args: object) -> str | None:
@@ -32,14 +35,63 @@ def convert_kv_pages(
     planes_per_layer: int,
     block_ids: torch.Tensor,
     src: str,
+    src_heads: int,
+    src_page_size: int,
     dst: str,
-    num_kv_heads: int,
-    page_size: int,
+    dst_heads: int,
+    dst_page_size: int,
     head_dim: int,
+    recode: int,
 ) -> None:
     device = planes[0].device
     fault = faults.words(device)
-    convert = load_module(SPEC, device).convert_kv_pages
-    kinds = KINDS.index(src), KINDS.index(dst)
-    convert(planes, planes_per_layer, block_ids, *kinds, num_kv_heads, page_size, head_dim, fault)
+    load_module(SPEC, device).convert_kv_pages(
+        planes,
+        planes_per_layer,
+        block_ids,
+        (_NUMBERS[src], src_heads, src_page_size),
+        (_NUMBERS[dst], dst_heads, dst_page_size),
+        head_dim,
+        recode,
+        fault,
+    )
+    faults.settle(fault)
+
+
+def why_not_convert_kv_pages_into(sources: list[torch.Tensor], *args: object) -> str | None:
+    return why_not_device(sources[0].device)
+
+
+@checks_arguments
+def convert_kv_pages_into(
+    sources: list[torch.Tensor],
+    sources_per_layer: int,
+    source_ids: torch.Tensor,
+    planes: list[torch.Tensor],
+    planes_per_layer: int,
+    block_ids: torch.Tensor,
+    src: str,
+    src_heads: int,
+    src_page_size: int,
+    dst: str,
+    dst_heads: int,
+    dst_page_size: int,
+    head_dim: int,
+    recode: int,
+) -> None:
+    device = planes[0].device
+    fault = faults.words(device)
+    load_module(SPEC, device).convert_kv_pages_into(
+        sources,
+        sources_per_layer,
+        source_ids,
+        planes,
+        planes_per_layer,
+        block_ids,
+        (_NUMBERS[src], src_heads, src_page_size),
+        (_NUMBERS[dst], dst_heads, dst_page_size),
+        head_dim,
+        recode,
+        fault,
+    )
     faults.settle(fault)

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
 
-from flashinfer.core.errors import InvalidArgumentError
+from flashinfer.core.checks import fail
+
+OP = "paged_attention"
 
 
 def why_not_paged_attention(*args: object) -> str | None:
@@ -32,30 +35,33 @@ def paged_attention(
     qo, kv = qo_indptr.tolist(), kv_indptr.tolist()
     last = kv_last_page_len.tolist()
     page_size = k_cache.size({"NHD": 1, "HND": 2, "SHUFFLED": 3}[kv_layout])
-    if qo and (qo[0] != 0 or qo[-1] != q.size(0)):
-        raise InvalidArgumentError(
-            f"paged_attention: qo_indptr must run from 0 to q's {q.size(0)} rows, got {qo[0]}..{qo[-1]}"
-        )
-    if kv and kv[-1] > kv_indices.numel():
-        raise InvalidArgumentError(
-            f"paged_attention: kv_indices must cover kv_indptr[-1] = {kv[-1]}, got length {kv_indices.numel()}"
-        )
+    _check_indptr("qo_indptr", qo)
+    _check_indptr("kv_indptr", kv)
+    if qo[-1] != q.size(0):
+        fail(OP, "qo_indptr", f"running from 0 to q's {q.size(0)} rows", f"{qo[0]}..{qo[-1]}")
+    if kv[-1] > kv_indices.numel():
+        fail(OP, "kv_indices", f"as long as kv_indptr[-1] = {kv[-1]} says", f"length {kv_indices.numel()}")
     for b, tail in enumerate(last):
         pages = kv_indices[kv[b] : kv[b + 1]].long()
         count = pages.numel()
         if not 0 <= tail <= page_size:
-            raise InvalidArgumentError(
-                f"paged_attention: kv_last_page_len[{b}] must be in [0, {page_size}], got {tail}"
-            )
+            fail(OP, f"kv_last_page_len[{b}]", f"in [0, {page_size}]", tail)
         if count and not 0 <= int(pages.min()) <= int(pages.max()) < k_cache.size(0):
-            raise InvalidArgumentError(
-                f"paged_attention: kv_indices must be below {k_cache.size(0)}, got {pages.tolist()} for request {b}"
-            )
+            fail(OP, "kv_indices", f"page ids below {k_cache.size(0)}", f"{pages.tolist()} for request {b}")
         kv_len = (count - 1) * page_size + tail if count else 0
         rows = slice(qo[b], qo[b + 1])
         k = _tokens(k_cache, pages, kv_layout, is_v=False)[:kv_len]
         v = _tokens(v_cache, pages, kv_layout, is_v=True)[:kv_len]
         _attend(q[rows], k, v, causal, sm_scale, out[rows], lse[rows])
+
+
+def _check_indptr(name: str, indptr: list[int]) -> None:
+    """Where requests begin: from 0 on, and never back."""
+    if indptr[0] != 0:
+        fail(OP, f"{name}[0]", "0", indptr[0])
+    for b, (first, last) in enumerate(itertools.pairwise(indptr)):
+        if last < first:
+            fail(OP, name, "non-decreasing", f"{first} at [{b}] and then {last}")
 
 
 def _tokens(cache: torch.Tensor, pages: torch.Tensor, kv_layout: str, *, is_v: bool) -> torch.Tensor:

@@ -35,11 +35,12 @@ def _slots(
     requests, entries = indptr.numel() - 1, kv_indices.numel()
     _refuse_first(op, faults.BATCH_INDEX_RANGE, batch >= requests, rows, batch, requests)
     first, last = indptr[batch], indptr[batch + 1]
+    disorder = (first < 0) | (last < first)
+    _refuse_first(op, faults.INDPTR_ORDER, disorder, batch, first, last)
+    _refuse_first(op, faults.PAGE_TABLE_SHORT, last > entries, batch + 1, last, entries)
     column = position.div(page_size, rounding_mode="floor")
     beyond = (position < 0) | (column >= last - first)
     _refuse_first(op, faults.POSITION_RANGE, beyond, rows, position, (last - first) * page_size)
-    short = (first < 0) | (last > entries)
-    _refuse_first(op, faults.PAGE_TABLE_SHORT, short, batch + 1, last, entries)
     page = kv_indices[first + column].long()
     nowhere = (page < 0) | (page >= num_pages)
     _refuse_first(op, faults.PAGE_ID_RANGE, nowhere, first + column, page, num_pages)
@@ -115,9 +116,13 @@ def why_not_get_batch_indices_positions(*args: object) -> str | None:
 def get_batch_indices_positions(
     append_indptr: torch.Tensor, seq_lens: torch.Tensor, batch_indices: torch.Tensor, positions: torch.Tensor
 ) -> None:
+    op, lengths = "get_batch_indices_positions", append_indptr.diff().long()
+    requests = torch.arange(lengths.numel(), device=lengths.device)
+    first, last = append_indptr[:-1], append_indptr[1:]
+    _refuse_first(op, faults.APPEND_INDPTR_ORDER, (first < 0) | (lengths < 0), requests, first, last)
+    _refuse_first(op, faults.SEQ_LEN_SHORT, seq_lens < lengths, requests, seq_lens, lengths)
     batch_indices.fill_(-1)
     positions.zero_()
-    lengths = append_indptr.diff().long()
     owner = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
     row = torch.arange(owner.numel(), device=lengths.device) + append_indptr[0]
     fits = row < batch_indices.numel()
@@ -133,4 +138,11 @@ def why_not_get_seq_lens(*args: object) -> str | None:
 def get_seq_lens(
     kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int, seq_lens: torch.Tensor
 ) -> None:
-    seq_lens.copy_((kv_indptr.diff() - 1).clamp(min=0) * page_size + kv_last_page_len)
+    op, pages = "get_seq_lens", kv_indptr.long().diff()
+    requests = torch.arange(pages.numel(), device=pages.device)
+    first, last = kv_indptr[:-1], kv_indptr[1:]
+    _refuse_first(op, faults.INDPTR_ORDER, (first < 0) | (pages < 0), requests, first, last)
+    lengths = (pages - 1).clamp(min=0) * page_size + kv_last_page_len
+    most = torch.iinfo(torch.int32).max
+    _refuse_first(op, faults.SEQ_LEN_RANGE, (lengths < 0) | (lengths > most), requests, lengths, most)
+    seq_lens.copy_(lengths)

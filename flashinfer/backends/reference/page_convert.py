@@ -10,22 +10,16 @@ from __future__ import annotations
 import torch
 
 from flashinfer.core import faults
+from flashinfer.core.dtypes import FNUZ, OCP
+
+# Kind, heads and tokens of a page or of the little pages that it is made of.
+Layout = tuple[str, int, int]
 
 # Same-width integers: copies stay bit for bit, and every width has indexed copies on every device.
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
-def why_not_convert_kv_pages(
-    planes: list[torch.Tensor],
-    planes_per_layer: int,
-    block_ids: torch.Tensor,
-    src: str,
-    dst: str,
-    num_kv_heads: int,
-    page_size: int,
-    head_dim: int,
-) -> str | None:
-    """None: takes every call."""
+def why_not_convert_kv_pages(*args: object) -> str | None:
     return None
 
 
@@ -34,57 +28,127 @@ def convert_kv_pages(
     planes_per_layer: int,
     block_ids: torch.Tensor,
     src: str,
+    src_heads: int,
+    src_page_size: int,
     dst: str,
-    num_kv_heads: int,
-    page_size: int,
+    dst_heads: int,
+    dst_page_size: int,
     head_dim: int,
+    recode: int,
 ) -> None:
-    """Rewrite pages `block_ids` of every layer from kind `src` to kind `dst`, in place.
+    layouts = (src, src_heads, src_page_size), (dst, dst_heads, dst_page_size)
+    ids = _checked_ids(block_ids, planes[0].size(0))
+    _convert(planes, planes_per_layer, ids, planes, planes_per_layer, ids, *layouts, head_dim, recode)
 
-    Parameters
-    ----------
-    planes
-        `planes_per_layer` tensors per layer, layer by layer; dimension 0 is the page and may have any stride,
-        the rest is dense. Two planes hold the page's first and second half.
-    planes_per_layer
-        1 or 2.
-    block_ids
-        `[num_blocks]`, int32 or int64.
-    src, dst
-        Page kinds.
-    num_kv_heads, page_size, head_dim
-        `H`, `N`, `D`.
-    """
-    ids = block_ids.to(device=planes[0].device, dtype=torch.int64)
-    _check_ids(ids, planes[0].size(0))
-    if src == dst or ids.numel() == 0:
+
+def why_not_convert_kv_pages_into(*args: object) -> str | None:
+    return None
+
+
+def convert_kv_pages_into(
+    sources: list[torch.Tensor],
+    sources_per_layer: int,
+    source_ids: torch.Tensor,
+    planes: list[torch.Tensor],
+    planes_per_layer: int,
+    block_ids: torch.Tensor,
+    src: str,
+    src_heads: int,
+    src_page_size: int,
+    dst: str,
+    dst_heads: int,
+    dst_page_size: int,
+    head_dim: int,
+    recode: int,
+) -> None:
+    layouts = (src, src_heads, src_page_size), (dst, dst_heads, dst_page_size)
+    from_ids = _checked_ids(source_ids, sources[0].size(0), written=False)
+    to_ids = _checked_ids(block_ids, planes[0].size(0))
+    _convert(sources, sources_per_layer, from_ids, planes, planes_per_layer, to_ids, *layouts, head_dim, recode)
+
+
+def _convert(
+    sources: list[torch.Tensor],
+    sources_per_layer: int,
+    source_ids: torch.Tensor,
+    planes: list[torch.Tensor],
+    planes_per_layer: int,
+    block_ids: torch.Tensor,
+    src: Layout,
+    dst: Layout,
+    head_dim: int,
+    recode: int,
+) -> None:
+    """Layer by layer: gather the pages, take them apart into K and V `[M, H, N, D]`, put them together again."""
+    if block_ids.numel() == 0:
         return
-    geometry = (num_kv_heads, page_size, head_dim)
-    elements = 2 * num_kv_heads * page_size * head_dim // planes_per_layer
-    for first in range(0, len(planes), planes_per_layer):
-        rows = [_rows(plane, elements) for plane in planes[first : first + planes_per_layer]]
-        pages = torch.cat([row.index_select(0, ids) for row in rows], dim=1)
-        key, value = _unpack(pages, src, *geometry)
-        converted = _pack(key, value, dst)
-        for row, part in zip(rows, converted.chunk(planes_per_layer, dim=1), strict=True):
-            row.index_copy_(0, ids, part)
+    H, N = max(src[1], dst[1]), max(src[2], dst[2])
+    elements = 2 * H * N * head_dim
+    for layer in range(len(planes) // planes_per_layer):
+        rows = _layer(sources, sources_per_layer, layer, elements)
+        pages = torch.cat([row.index_select(0, source_ids) for row in rows], dim=1)
+        key, value = _from_pieces(pages, src, H, N, head_dim)
+        converted = _recoded(_to_pieces(key, value, dst), recode)
+        out = _layer(planes, planes_per_layer, layer, elements)
+        for row, part in zip(out, converted.chunk(planes_per_layer, dim=1), strict=True):
+            row.index_copy_(0, block_ids, part)
 
 
-def _check_ids(ids: torch.Tensor, num_pages: int) -> None:
-    """Refuse ids out of range and ids listed twice, in the words of the compiled kernels; synchronises."""
+def _layer(planes: list[torch.Tensor], per_layer: int, layer: int, elements: int) -> list[torch.Tensor]:
+    return [_rows(p, elements // per_layer) for p in planes[layer * per_layer : (layer + 1) * per_layer]]
+
+
+def _checked_ids(ids: torch.Tensor, num_pages: int, *, written: bool = True) -> torch.Tensor:
+    """The ids as int64. Refuses ids out of range, and in what is written ids listed twice; synchronises."""
     op, listed = "convert_kv_pages", ids.tolist()
+    code = faults.BLOCK_ID_RANGE if written else faults.SOURCE_ID_RANGE
     first_at: dict[int, int] = {}
     for i, block in enumerate(listed):
         if not 0 <= block < num_pages:
-            faults.refuse(op, faults.BLOCK_ID_RANGE, i, block, num_pages)
-        if first_at.setdefault(block, i) != i:
+            faults.refuse(op, code, i, block, num_pages)
+        if first_at.setdefault(block, i) != i and written:
             faults.refuse(op, faults.BLOCK_ID_TWICE, i, block, first_at[block])
+    return ids.long()
 
 
 def _rows(plane: torch.Tensor, elements: int) -> torch.Tensor:
     """The plane itself as integers `[P, elements]`, so that writes land in the pool at any page stride."""
     flat = plane.as_strided((plane.shape[0], elements), (plane.stride(0), 1))
     return flat.view(_INTEGER_OF_SIZE[plane.element_size()])
+
+
+def _from_pieces(pages: torch.Tensor, layout: Layout, H: int, N: int, D: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`[M, 2HND]` pages, each a grid of token blocks of head pieces, to K and V `[M, H, N, D]`."""
+    kind, heads, tokens = layout
+    blocks, pieces = N // tokens, H // heads
+    little = pages.reshape(-1, 2 * heads * tokens * D)
+    key, value = (
+        part.unflatten(0, (-1, blocks, pieces)).permute(0, 2, 3, 1, 4, 5).reshape(-1, H, N, D)
+        for part in _unpack(little, kind, heads, tokens, D)
+    )
+    return key, value
+
+
+def _to_pieces(key: torch.Tensor, value: torch.Tensor, layout: Layout) -> torch.Tensor:
+    kind, heads, tokens = layout
+    M, H, N, D = key.shape
+    key, value = (
+        part.reshape(M, H // heads, heads, N // tokens, tokens, D)
+        .permute(0, 3, 1, 2, 4, 5)
+        .reshape(-1, heads, tokens, D)
+        for part in (key, value)
+    )
+    return _pack(key, value, kind).reshape(M, -1)
+
+
+def _recoded(pages: torch.Tensor, code: int) -> torch.Tensor:
+    """Bytes of one 8-bit float re-encoded as the other through float32; the codes are those of core/dtypes.py."""
+    if code == 0:
+        return pages
+    src, dst = (OCP, FNUZ) if code in (1, 3) else (FNUZ, OCP)
+    values = pages.view(src).float() * {1: 0.5, 2: 2.0}.get(code, 1.0)
+    most = torch.finfo(dst).max
+    return values.clamp(-most, most).to(dst).view(pages.dtype)
 
 
 def _unpack(pages: torch.Tensor, kind: str, H: int, N: int, D: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -49,3 +49,9 @@ class TextStream:
             return ""
         piece, self._shown = text[len(self._shown) :], text
         return piece
+
+    def flush(self) -> str:
+        """What is held back, once no token follows: the text ends in an incomplete character."""
+        text = self._tokenizer.decode(self._token_ids)
+        piece, self._shown = text[len(self._shown) :], text
+        return piece

@@ -222,17 +222,28 @@ def test_bad_metadata_is_named() -> None:
     bad_page = indices.clone()
     bad_page[1] = UNUSED_PAGE_ID
     for changes, sentence in (
-        ({"indices": bad_page}, f"kv_indices must be below 6, got .*{UNUSED_PAGE_ID}"),
-        ({"indices": indices[:2]}, r"kv_indices must cover kv_indptr\[-1\] = 3, got length 2"),
+        ({"indices": bad_page}, f"kv_indices must be page ids below 6, got .*{UNUSED_PAGE_ID}"),
+        ({"indices": indices[:2]}, r"kv_indices must be as long as kv_indptr\[-1\] = 3 says, got length 2"),
         # flashinfer-ai/flashinfer#320.
         ({"last_page_len": last + 15}, r"kv_last_page_len\[0\] must be in \[0, 16\], got 17"),
+        ({"indptr": indptr.flip(0)}, r"kv_indptr\[0\] must be 0, got 3"),
+        ({"indptr": torch.tensor([0, 4, 3])}, r"kv_indptr must be non-decreasing, got 4 at \[1\] and then 3"),
         ({"last_page_len": -last}, r"kv_last_page_len\[0\] must be in \[0, 16\], got -2"),
     ):
         table = {"indptr": indptr, "indices": indices, "last_page_len": last, **changes}
         with pytest.raises(flashinfer.InvalidArgumentError, match=f"paged_attention: {sentence}"):
             flashinfer.paged_attention(case.q, case.cache, case.qo_indptr, *table.values())
-    with pytest.raises(flashinfer.InvalidArgumentError, match=r"qo_indptr must run from 0 to q.s 3 rows, got 0\.\.2$"):
+    with pytest.raises(
+        flashinfer.InvalidArgumentError, match=r"qo_indptr must be running from 0 to q.s 3 rows, got 0\.\.2$"
+    ):
         flashinfer.paged_attention(case.q, case.cache, case.qo_indptr.clamp(max=2), indptr, indices, last)
+    for wrong, sentence in (
+        ([1, 1, 3], r"qo_indptr\[0\] must be 0, got 1"),
+        ([0, 5, 3], r"qo_indptr must be non-decreasing, got 5 at \[1\] and then 3"),
+        ([0, -1, 3], r"qo_indptr must be non-decreasing, got 0 at \[0\] and then -1"),
+    ):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"paged_attention: {sentence}"):
+            flashinfer.paged_attention(case.q, case.cache, torch.tensor(wrong), indptr, indices, last)
 
 
 def without(case: Case, **changes: object) -> None:
@@ -252,6 +263,15 @@ def test_bad_arguments_are_named() -> None:
     k, v = case.cache
     for changes, message in (
         ({"q": case.q[0]}, "q must be [tokens, heads, head_dim], got float32[4, 32] on cpu"),
+        ({"q": case.q.tolist()}, "q must be a tensor, got list"),
+        ({"q": case.q[..., :0]}, "q must be of at least one head, and rows that are not empty, got [3, 4, 0]"),
+        ({"paged_kv_cache": [k, v]}, "paged_kv_cache must be a tensor or a tuple of two, got list"),
+        ({"paged_kv_cache": (k, 7)}, "paged_kv_cache must be a tensor or a tuple of two, got a tuple of float32"),
+        ({"out": case.q.tolist()}, "out must be a tensor, got list"),
+        ({"causal": "no"}, "causal must be True or False, got 'no'"),
+        ({"sm_scale": "x"}, "sm_scale must be a number, got 'x'"),
+        ({"sm_scale": math.nan}, "sm_scale must be finite, got nan"),
+        ({"sm_scale": 10**400}, "sm_scale must be finite, got 1000"),
         ({"q": case.q.int()}, "q must be a floating-point tensor of 16 bits or more, got int32[3, 4, 32] on cpu"),
         ({"q": case.q[:, :3]}, "q must be of heads divisible by the cache's 2, got 3"),
         ({"q": case.q[..., :16]}, "k_cache must be of q's head dimension 16, got 32"),

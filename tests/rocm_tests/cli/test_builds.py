@@ -13,6 +13,7 @@ import pytest
 from flashinfer.cli import COMMANDS, build, main, module_status, show_config
 from flashinfer.core import env
 from flashinfer.jit import cache
+from flashinfer.version import __version__
 from rocm_tests.jit.toy import SOURCES, SPEC
 
 
@@ -61,6 +62,8 @@ def test_build_for_the_ahead_of_time_folder(tmp_path: Path, capsys: pytest.Captu
     ("words", "message"),
     [
         (["--arch", "gfx1100"], "architecture must be one of [cpu, gfx942, gfx950, sm_90], got 'gfx1100'"),
+        (["--arch", ""], "build: --arch must be a list such as gfx942,gfx950, got ''"),
+        (["--arch", ","], "build: --arch must be a list such as gfx942,gfx950, got ','"),
         (["nothing"], "module must be one of ['toy'], got 'nothing'"),
     ],
 )
@@ -98,6 +101,57 @@ def test_show_config_survives_a_bare_machine(
     monkeypatch.setitem(sys.modules, "ninja", None)
     assert main(["show-config"]) == 0
     assert capsys.readouterr().out.count("must be installed") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("FLASHINFER_CHECK", "maybe"), ("FLASHINFER_BACKEND", "foo"), ("MAX_JOBS", "0")]
+)
+def test_show_config_names_values_that_make_no_sense(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, text)
+    assert main(["show-config"]) == 1
+    out, err = capsys.readouterr()
+    assert (
+        f"error: environment: {name} must be one of" in err or f"error: environment: {name} must be a positive" in err
+    )
+    assert f"got {text!r}; correct or unset it" in err
+    assert env.variables()[-1].name in out, "all is shown nevertheless"
+
+
+def test_a_folder_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "--out", "/proc/nowhere"]) == 1
+    err = capsys.readouterr().err
+    assert "error: jit: the folder for modules must be writable, got" in err
+    assert err.rstrip().endswith("; name another")
+    assert main(["layout", "--output", "/proc/nowhere/a.svg"]) == 1
+    assert "error: layout: --output must be writable, got" in capsys.readouterr().err
+
+
+def test_a_compiler_that_produces_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("CXX", "true")
+    assert main(["build"]) == 1
+    err = capsys.readouterr().err
+    assert "error: build of module 'toy' failed\ncommand: " in err
+    assert ".o: no compiler?" in err
+
+
+def test_an_interrupted_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "run", interrupted)
+    assert main(["build"]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"flashinfer-rocm {__version__}\n"
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

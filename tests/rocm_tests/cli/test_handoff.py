@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from flashinfer.cli.handoff_job.report import Comparison
+from flashinfer.cli.handoff_job.tokenizer import TextStream
 
 ROOT = Path(__file__).resolve().parents[3]
 PROMPT = "Name the days of the week."
@@ -94,6 +95,7 @@ def test_without_conversion_the_text_is_another_and_the_status_says_so() -> None
         (("--page-size", "0"), "page_size must be a positive integer"),
         (("--max-new-tokens", "0"), "--max-new-tokens must be at least 1"),
         (("--max-new-tokens", "9000"), "at most 8192 tokens"),
+        (("--prompt", "word " * 9000), "prompt and new tokens must be at most 8192 tokens, got 9"),
         (("--prompt-file", "no such file"), "--prompt-file must be a readable UTF-8 file"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -104,6 +106,7 @@ def test_bad_options_are_named(arguments: tuple[str, ...], message: str) -> None
     assert not printed
     assert message in errors
     assert "Traceback" not in errors
+    assert "loading the model" not in errors, "refused before a child is started"
 
 
 def test_comparison_counts_the_leading_tokens_that_agree() -> None:
@@ -114,3 +117,19 @@ def test_comparison_counts_the_leading_tokens_that_agree() -> None:
     other = Comparison("a", "b", [1, 2, 3], [1, 4, 3])
     assert other.common == 1
     assert "the first 1 of 3 tokens agree" in other.line()
+
+
+class HexTokenizer:
+    """A token is a byte."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return bytes(token_ids).decode("utf-8", "replace")
+
+
+def test_a_text_that_ends_within_a_character_is_shown_whole() -> None:
+    stream = TextStream(HexTokenizer())  # type: ignore[arg-type]
+    assert [stream.push(byte) for byte in "aé".encode()] == ["a", "", "é"]
+    assert stream.flush() == ""
+    assert stream.push("é".encode()[0]) == ""
+    assert stream.flush() == "\N{REPLACEMENT CHARACTER}"
+    assert stream.flush() == ""

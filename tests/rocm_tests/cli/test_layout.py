@@ -140,7 +140,9 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "need page_size to be a multiple of 8, got 12" in capsys.readouterr().err
     missing = tmp_path / "no" / "page.svg"
     assert main(["layout", "-o", str(missing)]) == 1
-    assert f"cannot write {missing}: No such file or directory" in capsys.readouterr().err
+    assert f"error: layout: --output must be writable, got [Errno 2] No such file or directory: '{missing}'" in (
+        capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         main(["layout", "--format", "round"])
     with pytest.raises(InvalidArgumentError, match="at most 4096 vectors of 16 bytes, got 8192"):

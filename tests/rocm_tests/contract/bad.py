@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from rocm_tests.contract.bad_kinds import BAD_KINDS, BAD_MEMORY
+
 Change = Any | Callable[[Any], Any]
 
 
@@ -25,6 +27,7 @@ def index_vectors(op: str, names: tuple[str, ...]) -> list[tuple[str, dict[str, 
     found: list[tuple[str, dict[str, Change], str]] = []
     for name in names:
         found += [
+            (op, {name: lambda t: t.tolist()}, f"{name} must be a tensor, got list"),
             (op, {name: lambda t: torch.zeros(2, 2, dtype=torch.int32)}, f"{name} must be 1-D, got int32[2, 2] on cpu"),
             (
                 op,
@@ -245,8 +248,12 @@ BAD_METADATA: list[tuple[str, dict[str, Change], str]] = [
     (POSITIONS, {"positions": lambda t: t[:-1]}, "positions must be of batch_indices' length 9, got 8"),
     *index_vectors(LENS, ("kv_last_page_len", "seq_lens")),
     (LENS, {"kv_indptr": lambda t: t[:3]}, "kv_indptr must be of length 4, one more than kv_last_page_len, got 3"),
-    (LENS, {"page_size": 0}, "page_size must be positive, got 0"),
-    (LENS, {"page_size": -16}, "page_size must be positive, got -16"),
+    (LENS, {"page_size": 0}, "page_size must be an integer from 1 to 2147483647, got 0"),
+    (LENS, {"page_size": 2**31}, "page_size must be an integer from 1 to 2147483647, got 2147483648"),
+    (LENS, {"page_size": 1.5}, "page_size must be an integer, got 1.5"),
+    (LENS, {"page_size": True}, "page_size must be an integer, got True"),
+    (LENS, {"page_size": "x"}, "page_size must be an integer, got 'x'"),
+    (LENS, {"page_size": None}, "page_size must be an integer, got None"),
     (LENS, {"seq_lens": lambda t: t.long()}, "seq_lens must be int32 of length 3, got int64[3] on cpu"),
 ]
 # The sample: two layers of one plane, 40 pages of 2 heads, 16 tokens, head size 32, float32: 8192 bytes a page.
@@ -291,15 +298,20 @@ BAD_CONVERT: list[tuple[str, dict[str, Change], str]] = [
     ),
     (
         CONVERT,
-        {"src": "shuffled", "page_size": 6},
+        {"src": "shuffled", "src_page_size": 6},
         "src must be a format that these pages can have, got shuffled pages of 4-byte elements need page_size to be a "
         "multiple of 4, got 6",
     ),
-    (CONVERT, {"num_kv_heads": 0}, "num_kv_heads must be positive, got 0"),
+    (CONVERT, {"src_heads": 0}, "src_heads must be positive, got 0"),
+    (CONVERT, {"dst_page_size": 0}, "dst_page_size must be positive, got 0"),
+    (CONVERT, {"dst_heads": 3}, "dst_heads must be a multiple or a divisor of src_heads 2, got 3"),
+    (CONVERT, {"src_page_size": 12}, "dst_page_size must be a multiple or a divisor of src_page_size 12, got 16"),
+    (CONVERT, {"recode": 5}, "recode must be 0, or 1 to 4 for 1-byte elements, got 5"),
+    (CONVERT, {"recode": 1}, "recode must be 0, or 1 to 4 for 1-byte elements, got 1"),
     (CONVERT, {"head_dim": -32}, "head_dim must be positive, got -32"),
     (
         CONVERT,
-        {"num_kv_heads": 4},
+        {"dst_heads": 4},
         "planes[0] must be of 16384 bytes to a page, as the format says, got 8192 bytes, float32[40, 2048] on cpu",
     ),
     (
@@ -321,6 +333,32 @@ BAD_CONVERT: list[tuple[str, dict[str, Change], str]] = [
         "planes[1] must be of pages that do not overlap, got stride (2047, 1)",
     ),
 ]
+INTO = "convert_kv_pages_into"
+BAD_INTO: list[tuple[str, dict[str, Change], str]] = [
+    *index_vectors(INTO, ("source_ids", "block_ids")),
+    (
+        INTO,
+        {"sources": lambda p: p[:2]},
+        "planes must be of as many layers as sources, got 2 and 1",
+    ),
+    (
+        INTO,
+        {"sources": lambda p: [t.half() for t in p]},
+        "sources must be of planes' itemsize 4, got 2",
+    ),
+    (INTO, {"sources": lambda p: [meta(t) for t in p]}, "sources must be of planes' device cpu, got meta"),
+    (INTO, {"source_ids": lambda t: t[:2]}, "source_ids must be of block_ids' length 3, got 2"),
+    (
+        INTO,
+        {"sources": lambda p: [t[:, :1000] for t in p]},
+        "sources[0] must be of 4096 bytes to a page, as the format says, got 4000 bytes, float32[40, 1000] on cpu",
+    ),
+    (
+        INTO,
+        {"planes": lambda p: []},
+        "planes must be a non-empty list of pages, or of (K plane, V plane) pairs, got 0 planes",
+    ),
+]
 # The sample: 6 rows of 6 heads of 32 float32 over 2 KV heads, NHD.
 BAD_ATTENTION: list[tuple[str, dict[str, Change], str]] = [
     *index_vectors(ATTENTION, ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")),
@@ -332,6 +370,119 @@ BAD_ATTENTION: list[tuple[str, dict[str, Change], str]] = [
     (ATTENTION, {"k_cache": meta}, "k_cache must be of q's device cpu, got meta"),
     (ATTENTION, {"qo_indptr": lambda t: t[:3]}, "qo_indptr must be of length 4, one more than kv_last_page_len, got 3"),
     (ATTENTION, {"out": lambda t: t[:5]}, "out must be like q, float32[6, 6, 32] on cpu, got float32[5, 6, 32] on cpu"),
+    (
+        ATTENTION,
+        {"q": lambda t: t[..., :0]},
+        "q must be of at least one head, and rows that are not empty, got [6, 6, 0]",
+    ),
+    (
+        ATTENTION,
+        {"k_cache": lambda t: t[:, :0], "v_cache": lambda t: t[:, :0]},
+        "k_cache must be of a page_size of at least 1, got [40, 0, 2, 32]",
+    ),
+    (ATTENTION, {"causal": "no"}, "causal must be True or False, got 'no'"),
+    (ATTENTION, {"sm_scale": "x"}, "sm_scale must be a number, got 'x'"),
+    (ATTENTION, {"sm_scale": float("nan")}, "sm_scale must be finite, got nan"),
     (ATTENTION, {"lse": lambda t: t.half()}, "lse must be float32[6, 6] on cpu, got float16[6, 6] on cpu"),
 ]
-BAD = [*BAD_APPEND, *BAD_SHUFFLED, *BAD_MLA, *BAD_METADATA, *BAD_CONVERT, *BAD_ATTENTION]
+MLA_ATTENTION = "mla_paged_attention"
+# The sample: 6 rows of 3 heads of 64 + 16 float32, 40 pages of 16 tokens, a schedule for 6 workers.
+BAD_MLA_ATTENTION: list[tuple[str, dict[str, Change], str]] = [
+    *index_vectors(MLA_ATTENTION, ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")),
+    (
+        MLA_ATTENTION,
+        {"q_nope": lambda t: t[0]},
+        "q_nope must be [tokens, heads, head_dim_ckv], got float32[3, 64] on cpu",
+    ),
+    (
+        MLA_ATTENTION,
+        {"q_nope": lambda t: t.int()},
+        "q_nope must be a floating-point tensor of 16 bits or more, got int32[6, 3, 64] on cpu",
+    ),
+    (
+        MLA_ATTENTION,
+        {"q_nope": last_strided},
+        "q_nope must be contiguous in its last dimension, got stride (384, 128, 2); pass q_nope.contiguous()",
+    ),
+    (
+        MLA_ATTENTION,
+        {"q_pe": lambda t: t[:, :2]},
+        "q_pe must be [6, 3, head_dim_kpe] as q_nope, got float32[6, 2, 16] on cpu",
+    ),
+    (MLA_ATTENTION, {"q_pe": lambda t: t.half()}, "q_pe must be of q_nope's dtype torch.float32, got torch.float16"),
+    (
+        MLA_ATTENTION,
+        {"ckv_cache": lambda t: t.unsqueeze(1)},
+        "ckv_cache must be 3-D [pages, page_size, dim], got float32[40, 1, 16, 64] on cpu; "
+        "pass ckv_cache.squeeze() of the axis of heads",
+    ),
+    (
+        MLA_ATTENTION,
+        {"ckv_cache": lambda t: t[..., :32]},
+        "ckv_cache must be [pages, page_size, 64], got float32[40, 16, 32] on cpu",
+    ),
+    (
+        MLA_ATTENTION,
+        {"ckv_cache": lambda t: t.half()},
+        "ckv_cache must be of q's dtype torch.float32 or FP8 (E4M3), got torch.float16",
+    ),
+    (MLA_ATTENTION, {"kpe_cache": meta}, "kpe_cache must be on cpu, got meta"),
+    (MLA_ATTENTION, {"kpe_cache": lambda t: t[1:]}, "kpe_cache must be of ckv_cache's pages [40, 16], got [39, 16]"),
+    (
+        MLA_ATTENTION,
+        {"kpe_cache": lambda t: t.to(torch.float8_e4m3fn)},
+        "kpe_cache must be of ckv_cache's dtype torch.float32, got torch.float8_e4m3fn",
+    ),
+    (
+        MLA_ATTENTION,
+        {"ckv_cache": lambda t: t[:, :0]},
+        "ckv_cache must be of a page_size of at least 1, got [40, 0, 64]",
+    ),
+    (
+        MLA_ATTENTION,
+        {"kpe_cache": last_strided},
+        "kpe_cache must be contiguous in its last dimension, got stride (512, 32, 2)",
+    ),
+    (
+        MLA_ATTENTION,
+        {"qo_indptr": lambda t: t[:3]},
+        "qo_indptr must be of length 4, one more than kv_len_arr, got 3",
+    ),
+    (MLA_ATTENTION, {"ckv_scale": 0.0}, "ckv_scale must be positive, got 0.0"),
+    (MLA_ATTENTION, {"kpe_scale": 2.0}, "kpe_scale must be 1.0 for caches that are not FP8, got 2.0"),
+    (MLA_ATTENTION, {"scratch": None}, "schedule and scratch must be given together, got one of them"),
+    (
+        MLA_ATTENTION,
+        {"rows_per_item": 8},
+        "rows_per_item and workers must be those of the schedule, got 8 and 6",
+    ),
+    (
+        MLA_ATTENTION,
+        {"schedule": lambda t: t[:36]},
+        "schedule must be contiguous int32[>= 37] on cpu, got int32[36] on cpu",
+    ),
+    (
+        MLA_ATTENTION,
+        {"scratch": lambda t: t[1:]},
+        "scratch must be contiguous float32[>= 12480] on cpu, got float32[12479] on cpu",
+    ),
+    (
+        MLA_ATTENTION,
+        {"out": lambda t: t[:5]},
+        "out must be like q_nope, float32[6, 3, 64] on cpu, got float32[5, 3, 64] on cpu",
+    ),
+    (MLA_ATTENTION, {"out": last_strided}, "out must be contiguous in its last dimension, got stride (384, 128, 2)"),
+    (MLA_ATTENTION, {"lse": lambda t: t.half()}, "lse must be float32[6, 3] on cpu, got float16[6, 3] on cpu"),
+]
+BAD = [
+    *BAD_KINDS,
+    *BAD_MEMORY,
+    *BAD_APPEND,
+    *BAD_SHUFFLED,
+    *BAD_MLA,
+    *BAD_METADATA,
+    *BAD_CONVERT,
+    *BAD_INTO,
+    *BAD_ATTENTION,
+    *BAD_MLA_ATTENTION,
+]

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from flashinfer.core import mla_plan
+from flashinfer.core.mla_plan import Shape
 from flashinfer.core.op import OPS, Op
 from flashinfer.selection import find_op
 from rocm_tests.page.oracle import make_batch
@@ -25,16 +27,22 @@ INDEX = (torch.int32, torch.int64)
 
 @dataclasses.dataclass
 class Sample:
-    """Arguments by name, in the order of the schema, and the arguments whose first dimension is the batch's."""
+    """Arguments by name, in the order of the schema, and the arguments whose first dimension is the batch's.
+
+    `scratch` names written arguments that a backend may leave alone: they carry nothing out.
+    """
 
     arguments: dict[str, Any]
     dynamic: tuple[str, ...]
+    scratch: tuple[str, ...] = ()
 
     def clone(self) -> Sample:
         """The same call on memory of its own, strides and shared storage kept."""
         storages: dict[int, torch.Tensor] = {}
 
-        def copy(t: torch.Tensor) -> torch.Tensor:
+        def copy(t: Any) -> Any:
+            if not isinstance(t, torch.Tensor) or t.is_nested:
+                return t
             raw = t.untyped_storage()
             if t.is_meta or not raw.nbytes():
                 return t
@@ -46,7 +54,7 @@ class Sample:
             name: copy(a) if isinstance(a, torch.Tensor) else [copy(t) for t in a] if isinstance(a, list) else a
             for name, a in self.arguments.items()
         }
-        return Sample(copies, self.dynamic)
+        return Sample(copies, self.dynamic, self.scratch)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -108,22 +116,49 @@ def seq_lens(n: int, variant: int) -> Sample:
     return Sample(arguments, ("kv_indptr", "kv_last_page_len", "seq_lens"))
 
 
-def convert(n: int, variant: int) -> Sample:
-    per_layer = variant + 1
+def layouts(dst: str) -> dict[str, Any]:
+    """The whole page in `dst`; in the source, variant 1, two blocks of 8 tokens of one head each."""
+    whole = dst == "shuffled"
+    return {
+        "src": "standard",
+        "src_heads": H if whole else 1,
+        "src_page_size": N if whole else N // 2,
+        "dst": dst,
+        "dst_heads": H,
+        "dst_page_size": N,
+        "head_dim": D,
+        "recode": 0,
+    }
+
+
+def convert_planes(per_layer: int, seed: int) -> list[torch.Tensor]:
     # Layers and planes in one buffer, with a gap after each plane.
     size = 2 * H * N * D // per_layer
-    buffer = randn(PAGES, 2 * per_layer, size + 8, seed=1)
+    buffer = randn(PAGES, 2 * per_layer, size + 8, seed=seed)
+    return [buffer[:, i, :size] for i in range(2 * per_layer)]
+
+
+def convert(n: int, variant: int) -> Sample:
     arguments = {
-        "planes": [buffer[:, i, :size] for i in range(2 * per_layer)],
-        "planes_per_layer": per_layer,
+        "planes": convert_planes(variant + 1, 1),
+        "planes_per_layer": variant + 1,
         "block_ids": torch.arange(n, dtype=INDEX[variant]) * 2 + 1,
-        "src": "standard",
-        "dst": ("shuffled", "split_nhd")[variant],
-        "num_kv_heads": H,
-        "page_size": N,
-        "head_dim": D,
+        **layouts(("shuffled", "split_nhd")[variant]),
     }
     return Sample(arguments, ("block_ids",))
+
+
+def convert_into(n: int, variant: int) -> Sample:
+    arguments = {
+        "sources": convert_planes(2 - variant, 1),
+        "sources_per_layer": 2 - variant,
+        "source_ids": torch.arange(n, dtype=INDEX[variant]) % 3,
+        "planes": convert_planes(variant + 1, 2),
+        "planes_per_layer": variant + 1,
+        "block_ids": torch.arange(n, dtype=INDEX[variant]) * 2 + 1,
+        **layouts(("shuffled", "split_nhd")[variant]),
+    }
+    return Sample(arguments, ("source_ids", "block_ids"))
 
 
 def attention(n: int, variant: int) -> Sample:
@@ -149,6 +184,39 @@ def attention(n: int, variant: int) -> Sample:
     return Sample(arguments, ("q", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "out", "lse"))
 
 
+def mla(n: int, variant: int) -> Sample:
+    dtype = (torch.float32, torch.bfloat16)[variant]
+    batch = make_batch([17 + b for b in range(n)], [2] * n, N, index_dtype=INDEX[variant])
+    q_nope, q_pe = rows(randn(2 * n, 5, 64 + 16, dtype=dtype)[:, 1:4].split([64, 16], dim=-1))
+    pool, shape = randn(PAGES, N, 64 + 16, seed=1, dtype=dtype), Shape(16, 6, 1)
+    lens = torch.arange(n, dtype=INDEX[variant]) + 17
+    indptr = torch.arange(n + 1, dtype=INDEX[variant]) * 2
+    words = mla_plan.plan(mla_plan.on_host(indptr, batch.kv_indptr, lens), 3, N, True, shape, pinned=False).words
+    arguments = {
+        "q_nope": q_nope,
+        "q_pe": q_pe,
+        "ckv_cache": pool[..., :64],
+        "kpe_cache": pool[..., 64:],
+        "qo_indptr": indptr,
+        "kv_indptr": batch.kv_indptr,
+        "kv_indices": batch.kv_indices,
+        "kv_len_arr": lens,
+        "causal": variant == 0,
+        "sm_scale": 0.25,
+        "ckv_scale": 1.0,
+        "kpe_scale": 1.0,
+        "needs_lse": True,
+        "schedule": words if variant == 0 else None,
+        "rows_per_item": 16 if variant == 0 else 0,
+        "workers": 6 if variant == 0 else 0,
+        "scratch": torch.zeros(shape.scratch_elements(64)) if variant == 0 else None,
+        "out": torch.full((2 * n, 3, 64), 7.0, dtype=dtype),
+        "lse": torch.full((2 * n, 3), 7.0),
+    }
+    by_batch = ("q_nope", "q_pe", "qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr", "out", "lse")
+    return Sample(arguments, (*by_batch, *(("schedule",) if variant == 0 else ())), ("scratch",))
+
+
 # Op to (its sample of a batch size and a variant, the number of variants).
 SAMPLES: dict[str, tuple[Callable[[int, int], Sample], int]] = {
     "append_paged_kv_cache": (append, 3),
@@ -156,6 +224,8 @@ SAMPLES: dict[str, tuple[Callable[[int, int], Sample], int]] = {
     "get_batch_indices_positions": (batch_positions, 2),
     "get_seq_lens": (seq_lens, 2),
     "convert_kv_pages": (convert, 2),
+    "convert_kv_pages_into": (convert_into, 2),
+    "mla_paged_attention": (mla, 2),
     "paged_attention": (attention, 2),
 }
 CASES = [(name, variant) for name, (_, variants) in SAMPLES.items() for variant in range(variants)]
@@ -165,9 +235,16 @@ def sample(name: str, n: int, variant: int = 0) -> tuple[Op, Sample]:
     return OPS[name], SAMPLES[name][0](n, variant)
 
 
+def takers(name: str, call: Sample) -> list[str]:
+    """Backends of this machine that take the call, best first."""
+    op = OPS[name]
+    return [b for b, reason in op.reasons(tuple(call.arguments.values()), "auto").items() if reason is None]
+
+
 def written(op: Op) -> list[str]:
     return [a.name for a in op._torch_op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def tensors(argument: object) -> list[torch.Tensor]:
-    return [argument] if isinstance(argument, torch.Tensor) else argument if isinstance(argument, list) else []
+    found = argument if isinstance(argument, list) else [argument]
+    return [t for t in found if isinstance(t, torch.Tensor) and not t.is_nested]

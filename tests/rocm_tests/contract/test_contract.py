@@ -18,9 +18,9 @@ from flashinfer.core import op as core
 from flashinfer.core.op import OPS
 from flashinfer.testing.compare import assert_equal_bits
 from rocm_tests.contract.bad import BAD
-from rocm_tests.contract.samples import CASES, SAMPLES, Sample, sample, tensors, written
+from rocm_tests.contract.samples import CASES, SAMPLES, Sample, sample, takers, tensors, written
 
-ROUTES = [(name, variant, backend) for name, variant in CASES for backend in OPS[name].backends]
+ROUTES = [(name, variant, backend) for name, variant in CASES for backend in takers(name, sample(name, 3, variant)[1])]
 
 
 def parameters(function: Any) -> list[str]:
@@ -92,7 +92,7 @@ def test_a_public_function_documents_every_parameter(name: str) -> None:
 def test_opcheck(name: str, variant: int, backend: str) -> None:
     """What the compiler sees is the same for all backends: they share its part of the check."""
     op, call = sample(name, 3, variant)
-    compiler = ("test_autograd_registration", "test_aot_dispatch_dynamic") if backend == op.backends[0] else ()
+    compiler = ("test_autograd_registration", "test_aot_dispatch_dynamic") if backend == takers(name, call)[0] else ()
     utils = ("test_schema", "test_faketensor", *compiler)
     torch.library.opcheck(op._torch_op, (*call.arguments.values(), backend), test_utils=utils)
 
@@ -108,10 +108,12 @@ def test_opcheck_of_an_empty_batch(name: str, variant: int, backend: str) -> Non
 def test_backends_write_the_same_bits_and_only_what_is_marked(name: str, variant: int) -> None:
     op, original = sample(name, 3, variant)
     results = []
-    for backend in op.backends:
+    for backend in takers(name, original):
         call = original.clone()
         assert op(*call.arguments.values(), backend=backend) is None
         for argument, value in call.arguments.items():
+            if argument in call.scratch:
+                continue
             changed = [
                 not torch.equal(got, old)
                 for got, old in zip(tensors(value), tensors(original.arguments[argument]), strict=True)
@@ -182,12 +184,17 @@ def public_results(device_is_fake: bool) -> list[torch.Tensor]:
             q, pool = torch.zeros(5, 4, 64, dtype=dtype)[:, ::2, :32], torch.zeros(9, 2, 16, 2, 32, dtype=dtype)
             table = indptr, indptr, torch.zeros(5, dtype=torch.int32), torch.tensor([1, 2])
             found += flashinfer.paged_attention(q, pool, *table, return_lse=True)
+            caches, options = pool[:, 0, :, 0].split([24, 8], dim=-1), {"causal": True, "sm_scale": 1.0}
+            mla_table = indptr, indptr, torch.zeros(5, dtype=torch.int32), indptr.diff() * 16
+            found += flashinfer.mla_paged_attention(
+                *q.split([24, 8], dim=-1), *caches, *mla_table, return_lse=True, **options
+            )
         return found
 
 
 def test_fake_results_of_public_functions_are_like_the_real_ones() -> None:
     real, fake = public_results(False), public_results(True)
-    assert len(real) == len(fake) == 7
+    assert len(real) == len(fake) == 11
     for r, f in zip(real, fake, strict=True):
         assert (r.shape, r.stride(), r.dtype, r.device) == (f.shape, f.stride(), f.dtype, f.device)
 
@@ -228,3 +235,20 @@ def test_a_self_checking_backend_refuses_what_the_check_refuses(
         with pytest.raises(core._OBJECTIONS) as caught:
             run(*call.arguments.values())
         assert not str(caught.value).startswith(f"{name}:"), "a kernel has run, and found something else to report"
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_tensors_without_memory_are_refused(name: str, variant: int) -> None:
+    """All on one device, and that is none; fake tensors, which stand for real ones, pass (above)."""
+    op, call = sample(name, 3, variant)
+
+    def meta(a: Any) -> Any:
+        if isinstance(a, list):
+            return [meta(t) for t in a]
+        return a.to("meta") if isinstance(a, torch.Tensor) else a
+
+    arguments = [meta(a) for a in call.arguments.values()]
+    for run in (op, lambda *a: op._torch_op(*a, "auto"), lambda *a: flashinfer.explain(name, *a)):
+        with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+            run(*arguments)
+        assert str(caught.value) == f"{name}: tensors must be on a CPU or GPU, got meta"

@@ -40,8 +40,8 @@ type(os.environ).__getitem__ = read
 import flashinfer
 names = ["flashinfer"]
 for module in pkgutil.walk_packages(flashinfer.__path__, "flashinfer.", onerror=failed):
-    # A plug-in is imported by its host, which is then there.
-    if not module.name.startswith("flashinfer.integrations"):
+    # A plug-in is imported by its host, which is then there; Triton's kernels by their first launch.
+    if not module.name.startswith(("flashinfer.integrations", "flashinfer.backends.triton.kernels.")):
         importlib.import_module(module.name)
         names.append(module.name)
 found, events = events, []

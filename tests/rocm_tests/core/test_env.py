@@ -39,7 +39,14 @@ def test_value(variable: env.Variable[Any], text: str, value: Any, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [(env.disable_jit, "maybe"), (env.max_jobs, "0"), (env.max_jobs, "many"), (env.cxx, '"g++'), (env.cxx, " ")],
+    [
+        (env.disable_jit, "maybe"),
+        (env.max_jobs, "0"),
+        (env.max_jobs, "many"),
+        (env.cxx, '"g++'),
+        (env.cxx, " "),
+        (env.rocm_arch_list, ","),
+    ],
 )
 def test_bad_value_is_named(variable: env.Variable[Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable.name, text)

@@ -39,7 +39,9 @@ def test_a_missing_module_carries_its_spec_and_the_remedy() -> None:
     error = errors.MissingJITCacheError(SPEC, "looked in here")
     assert error.spec is SPEC
     assert "FLASHINFER_DISABLE_JIT is set; looked in here; " in str(error)
-    assert str(error).endswith("build it with: python -m flashinfer build page")
+    remedy = "env -u FLASHINFER_DISABLE_JIT python -m flashinfer build --arch {} page"
+    assert str(error).endswith(f"build it with: {remedy.format('cpu')}")
+    assert str(errors.MissingJITCacheError(SPEC, "here", "gfx942")).endswith(remedy.format("gfx942"))
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,21 @@ def test_a_call_on_the_cpu_answers_for_itself_only() -> None:
     assert faults.words(CPU).tolist() == [0, 0, 0, 0]
 
 
+def test_own_words_take_the_place_of_the_devices() -> None:
+    own = torch.zeros(4, dtype=torch.int64)
+    with faults.reported_to(own):
+        assert faults.words(CPU) is own
+        one_token()()
+        assert faults.error_in(own) is None
+        one_token(page=9)()
+        one_token(page=8)()
+    assert str(faults.error_in(own)) == "append_paged_kv_cache: kv_indices[0] must be a page id below 2, got 9"
+    assert faults.words(CPU) is not own
+    one_token()()
+    with pytest.raises(flashinfer.InvalidArgumentError, match="got 7"):
+        one_token(page=7)()
+
+
 def test_threads_do_not_share_words() -> None:
     """Sixteen threads, good and bad calls in turn: each sees its own page id and nobody else's."""
     wrong: list[str] = []
@@ -126,9 +141,22 @@ def test_check_device_errors_looks_at_the_devices_asked_for(
 ) -> None:
     words = [DeviceWords(REPORT, f"cuda:{i}") for i in range(2)]
     monkeypatch.setattr(faults, "_device_words", {w.device: w for w in words})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for _ in seen:
         with pytest.raises(flashinfer.InvalidArgumentError, match="must be a page id below 64, got -5"):
             flashinfer.check_device_errors(asked)  # type: ignore[arg-type]
     flashinfer.check_device_errors(asked)  # type: ignore[arg-type]
     assert {i for i, w in enumerate(words) if w.reads} == seen
     assert {i for i, w in enumerate(words) if w.values == REPORT} == {0, 1} - seen
+
+
+@pytest.mark.parametrize("device", ["foo", "cpu", 7, "cuda:7", torch.device("cuda", 7), 1.5])
+def test_check_device_errors_refuses_what_is_no_gpu_of_the_machine(
+    device: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        flashinfer.check_device_errors(device)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        f"check_device_errors: device must be a GPU, of which torch finds 1, got {str(device)!r}"
+    )

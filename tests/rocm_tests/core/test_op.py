@@ -126,8 +126,38 @@ def test_call_beats_context_beats_environment(toy: Toy, monkeypatch: pytest.Monk
     with pytest.raises(flashinfer.BackendUnavailableError, match="needs a machine of another kind"):
         added(toy)
     set_variable(monkeypatch, env.backend, "nonsense")
-    with pytest.raises(flashinfer.InvalidArgumentError, match="got 'nonsense'"):
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
         added(toy)
+    names = ("auto", *core.known_backends())
+    assert str(caught.value) == f"{toy.name}: FLASHINFER_BACKEND must be one of {names}, got 'nonsense'"
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught, flashinfer.use_backend("nowhere"):
+        added(toy)
+    assert str(caught.value) == f"{toy.name}: backend of use_backend must be one of {names}, got 'nowhere'"
+
+
+def test_a_backend_of_other_ops_is_not_the_callers_mistake(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named for a whole program, it cannot be there for every op; the call still does not go elsewhere."""
+    sentence = (
+        f"{toy.name}: no backend takes this call\n  native: this op has no such backend ({{}}); it has picky, plain"
+    )
+    with pytest.raises(flashinfer.BackendUnavailableError) as caught:
+        added(toy, backend="native")
+    assert str(caught.value).startswith(sentence.format("backend"))
+    with pytest.raises(flashinfer.BackendUnavailableError) as caught, flashinfer.use_backend("native"):
+        added(toy)
+    assert str(caught.value).startswith(sentence.format("backend of use_backend"))
+    set_variable(monkeypatch, env.backend, "native")
+    with pytest.raises(flashinfer.BackendUnavailableError) as caught:
+        added(toy)
+    assert str(caught.value).startswith(sentence.format("FLASHINFER_BACKEND"))
+    assert "run 2" not in toy.calls
+
+
+@pytest.mark.parametrize("name", [None, "", 7])
+def test_a_context_needs_a_name(name: object) -> None:
+    refused = pytest.raises(flashinfer.InvalidArgumentError, match="use_backend: name must be a backend's name")
+    with refused, flashinfer.use_backend(name):  # type: ignore[arg-type]
+        pass
 
 
 def test_a_context_ends_with_its_block_and_stays_in_its_thread(toy: Toy) -> None:

@@ -21,15 +21,26 @@ class IndexArray(ctypes.Structure):
     _fields_ = (("data", c_uint64), ("wide", c_bool))
 
 
-class ConvertParams(ctypes.Structure):
+class PageLayout(ctypes.Structure):
+    _fields_ = (("kind", c_int32), ("heads", c_int32), ("tokens", c_int32))
+
+
+class Planes(ctypes.Structure):
     _fields_ = (
         ("k", c_uint64 * 128),
         ("v", c_uint64 * 128),
         ("k_stride", c_int64),
         ("v_stride", c_int64),
-        ("block_ids", IndexArray),
-        ("num_blocks", c_int64),
+        ("ids", IndexArray),
         ("num_pages", c_int64),
+    )
+
+
+class ConvertParams(ctypes.Structure):
+    _fields_ = (
+        ("source", Planes),
+        ("to", Planes),
+        ("num_blocks", c_int64),
         ("fault", c_uint64),
         ("scratch", c_uint64),
         ("tickets", c_uint64),
@@ -39,8 +50,10 @@ class ConvertParams(ctypes.Structure):
         ("page_size", c_int32),
         ("head_dim", c_int32),
         ("element_bytes", c_int32),
-        ("src", c_int32),
-        ("dst", c_int32),
+        ("src", PageLayout),
+        ("dst", PageLayout),
+        ("recode", c_int32),
+        ("in_place", c_bool),
     )
 
 
@@ -116,6 +129,7 @@ class BatchPositionsParams(ctypes.Structure):
         ("nnz", c_int64),
         ("batch_indices", c_uint64),
         ("positions", c_uint64),
+        ("fault", c_uint64),
     )
 
 
@@ -126,6 +140,7 @@ class SeqLensParams(ctypes.Structure):
         ("batch_size", c_int64),
         ("page_size", c_int32),
         ("seq_lens", c_uint64),
+        ("fault", c_uint64),
     )
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from flashinfer.testing.codeobject import CodeObject
 from flashinfer.testing.emulator import Emulator
-from rocm_tests.gfx.params import KINDS, ConvertParams, Fault, IndexArray, Tiling, as_bytes
+from rocm_tests.gfx.params import KINDS, ConvertParams, Fault, IndexArray, PageLayout, Tiling, as_bytes
 
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
@@ -126,21 +126,25 @@ def request(shape: Shape, src: str, dst: str, scratch_pages: int = 2) -> Request
     pool, fault = Pool(shape), Fault()
     ids = np.array(shape.blocks, np.int64 if shape.wide_ids else np.int32)
     scratch = np.full(scratch_pages * 2 * shape.half + 16, GUARD, np.uint8)
-    tickets = np.zeros(256, np.uint32)
+    tickets = np.zeros(4096, np.uint32)
     p = ConvertParams()
     base = pool.memory.ctypes.data
-    for layer in range(shape.layers):
-        k, v = pool.offsets(layer)
-        p.k[layer], p.v[layer] = base + k, base + v
-    p.k_stride = p.v_stride = pool.stride
-    p.block_ids = IndexArray(ids.ctypes.data, shape.wide_ids)
-    p.num_blocks, p.num_pages = len(shape.blocks), shape.pages
+    for planes in (p.source, p.to):
+        for layer in range(shape.layers):
+            k, v = pool.offsets(layer)
+            planes.k[layer], planes.v[layer] = base + k, base + v
+        planes.k_stride = planes.v_stride = pool.stride
+        planes.ids = IndexArray(ids.ctypes.data, shape.wide_ids)
+        planes.num_pages = shape.pages
+    p.num_blocks = len(shape.blocks)
     p.fault = ctypes.addressof(fault)
     p.scratch = scratch.ctypes.data + (-scratch.ctypes.data % 16)
     p.tickets = tickets.ctypes.data
     p.scratch_pages, p.num_layers = scratch_pages, shape.layers
     p.num_heads, p.page_size, p.head_dim = shape.heads, shape.tokens, shape.dim
-    p.element_bytes, p.src, p.dst = shape.element, KINDS.index(src), KINDS.index(dst)
+    p.element_bytes, p.in_place = shape.element, True
+    p.src = PageLayout(KINDS.index(src), shape.heads, shape.tokens)
+    p.dst = PageLayout(KINDS.index(dst), shape.heads, shape.tokens)
     return Request(pool, p, fault, (ids, scratch, tickets))
 
 
@@ -163,7 +167,7 @@ def code(code_objects: Any) -> CodeObject:
     return found
 
 
-def run_fast(code: CodeObject, emulator: Emulator, shape: Shape, src: str, dst: str, clusters: int = 2) -> Request:
+def run_fast(code: CodeObject, emulator: Emulator, shape: Shape, src: str, dst: str) -> Request:
     r = request(shape, src, dst)
     tiling, threads = fast_tiling(shape)
     to_shuffled = int(dst == "shuffled")
@@ -173,7 +177,7 @@ def run_fast(code: CodeObject, emulator: Emulator, shape: Shape, src: str, dst: 
         grid = -(-tiling.items // tiling.pages_per_group)
     else:
         kernel = code.kernel("convert_large_pages_kernel", instance)
-        grid = min(clusters, tiling.items) * tiling.groups_per_page
+        grid = tiling.items * tiling.groups_per_page
     emulator.launch(
         code, kernel, (grid, 1, 1), (threads, 1, 1), [as_bytes(r.params), as_bytes(tiling)], seed=shape.heads
     )

@@ -207,6 +207,8 @@ def test_batch_indices_positions(code: CodeObject, emulator: Emulator) -> None:
     nnz = 75
     out = np.full((2, nnz), GUARD, np.int32)
     p = BatchPositionsParams(indices(indptr), indices(lengths), 3, nnz, out[0].ctypes.data, out[1].ctypes.data)
+    fault = Fault()
+    p.fault = ctypes.addressof(fault)
     kernel = code.kernel("batch_positions_kernel")
     emulator.launch(code, kernel, (1, 1, 1), (THREADS, 1, 1), [as_bytes(p)])
     expected = [(0, 2), (0, 3), (0, 4)] + [(2, i) for i in range(67)] + [(-1, 0)] * 5
@@ -216,6 +218,8 @@ def test_batch_indices_positions(code: CodeObject, emulator: Emulator) -> None:
 def test_seq_lens(code: CodeObject, emulator: Emulator) -> None:
     indptr, last = np.array([0, 3, 3, 4], np.int64), np.array([5, 0, 16], np.int32)
     out = np.full(4, GUARD, np.int32)
-    p = SeqLensParams(indices(indptr), indices(last), 3, 16, out.ctypes.data)
+    fault = Fault()
+    p = SeqLensParams(indices(indptr), indices(last), 3, 16, out.ctypes.data, ctypes.addressof(fault))
     emulator.launch(code, code.kernel("seq_lens_kernel"), (1, 1, 1), (THREADS, 1, 1), [as_bytes(p)])
     assert out.tolist() == [37, 0, 16, GUARD]
+    assert fault.code == 0

@@ -58,9 +58,9 @@ def test_every_pair(kind: str, other: str, planes: int) -> None:
 @pytest.mark.parametrize("N", [16, 32, 48, 64, 128])
 @pytest.mark.parametrize("H", [1, 2, 3, 5, 8])
 def test_fast_shapes(H: int, N: int, D: int) -> None:
-    """From several pages to a workgroup (H=1, N=16, D=64) to a page to a cluster of workgroups (H=8, N=128, D=256)."""
-    src, dst = formats("standard", "shuffled", "bfloat16", H, N, D)
-    for planes in (1, 2):
+    """From several pages to a workgroup (H=1, N=16, D=64) to several workgroups to a page (H=8, N=128, D=256)."""
+    for planes, dtype in ((1, "bfloat16"), (2, "bfloat16"), (1, "float8_e4m3fn"), (2, "float8_e4m3fnuz")):
+        src, dst = formats("standard", "shuffled", dtype, H, N, D)
         layers = Layers(src, layers=2, planes=planes, pages=7, device=DEVICE)
         there_and_back(layers, [6, 0, 3, 5, 1], src, dst)
 
@@ -72,6 +72,19 @@ def test_more_large_pages_than_clusters(N: int, D: int, pages: int) -> None:
     layers = Layers(src, layers=1, pages=pages + 2, device=DEVICE)
     ids = torch.randperm(pages + 2, generator=torch.Generator().manual_seed(0))[:pages].tolist()
     there_and_back(layers, ids, src, dst)
+
+
+def test_more_large_pages_than_counters() -> None:
+    """Workgroups that share a page meet at a counter of a ring of 4095: here the ring goes round more than twice."""
+    src, dst = formats("standard", "shuffled", "bfloat16", 9, 16, 128)
+    layers, pages = 20, 450
+    pool = torch.randint(-(2**15), 2**15, (pages, layers, src.page_bytes // 2), dtype=torch.int16, device=DEVICE)
+    before, ids = pool.clone(), torch.randperm(pages, device=DEVICE)
+    planes = list(pool.unbind(1))
+    convert_kv_pages(planes, ids, src, dst)
+    assert_equal_bits(pool.flatten(0, 1), converted(before.flatten(0, 1), src, dst))
+    convert_kv_pages(planes, ids, dst, src)
+    assert torch.equal(pool, before)
 
 
 def test_a_request_of_a_real_model() -> None:

@@ -249,7 +249,7 @@ def test_metadata_on_the_wrong_device_is_refused() -> None:
     with pytest.raises(
         flashinfer.InvalidArgumentError, match=r"kv_indptr must be on cuda:0, got cpu; pass kv_indptr.to"
     ):
-        flashinfer.append_paged_kv_cache(row, row, zero, zero, (pool, pool), zero, indptr, zero)
+        flashinfer.append_paged_kv_cache(row, row, zero, zero, (pool, pool.clone()), zero, indptr, zero)
     with pytest.raises(flashinfer.InvalidArgumentError, match="k_cache must be on cuda:0, got cpu"):
         flashinfer.append_paged_kv_cache(row, row, zero, zero, (pool.cpu(), pool), zero, indptr.to(DEVICE), zero)
 

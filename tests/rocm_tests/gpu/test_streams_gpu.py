@@ -193,8 +193,10 @@ def test_a_replay_reports_too() -> None:
     zero, page = (torch.zeros(1, dtype=torch.int32, device=DEVICE) for _ in range(2))
     indptr = torch.tensor([0, 1], dtype=torch.int32, device=DEVICE)
 
+    caches = pool, pool.clone()
+
     def append() -> None:
-        flashinfer.append_paged_kv_cache(row, row, zero, zero, (pool, pool), page, indptr, zero)
+        flashinfer.append_paged_kv_cache(row, row, zero, zero, caches, page, indptr, zero)
 
     append()
     torch.cuda.synchronize()

@@ -31,7 +31,7 @@ def test_disabled_raises_before_anything_is_run(
 ) -> None:
     monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
     for attempt in (obtain, build):
-        with pytest.raises(MissingJITCacheError, match="python -m flashinfer build toy") as caught:
+        with pytest.raises(MissingJITCacheError, match="python -m flashinfer build --arch cpu toy") as caught:
             attempt(SPEC, CPU, csrc=csrc)
         assert caught.value.spec is SPEC
     assert not witness.exists()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flashinfer.cli.build import architectures
-from flashinfer.core.errors import InvalidArgumentError
+from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError
 from flashinfer.jit.build import build, namespace_of
 from flashinfer.jit.toolchain import Toolchain
 from rocm_tests.jit.toy import SPEC
@@ -79,8 +79,15 @@ def test_toolchain_of_a_device(
 ) -> None:
     properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.version, "hip", hip)
     assert Toolchain.for_device(device) == expected
+
+
+def test_a_gpu_that_is_not_there_has_no_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BackendUnavailableError, match="cuda:1 must be a GPU of this machine, on which torch finds 1"):
+        Toolchain.for_device(torch.device("cuda", 1))
 
 
 def test_namespace_is_an_identifier_and_tells_arches_apart() -> None:

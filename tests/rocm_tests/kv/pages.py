@@ -38,6 +38,10 @@ def converted(pages: torch.Tensor, src: PageFormat, dst: PageFormat) -> torch.Te
     return new
 
 
+def bits(t: torch.Tensor) -> torch.Tensor:
+    return t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[t.element_size()])
+
+
 class Layers:
     """Layers of guarded pages full of arbitrary bits, and what they held at first."""
 
@@ -60,7 +64,7 @@ class Layers:
         ]
         for i, pool in enumerate(self.pools):
             for j, plane in enumerate(pool.planes):
-                plane.copy_(random_bits(plane.shape, dtype, seed=seed + 2 * i + j))
+                bits(plane).copy_(bits(random_bits(plane.shape, dtype, seed=seed + 2 * i + j)))
             pool.remember()
         self.caches: list[torch.Tensor | tuple[torch.Tensor, ...]] = [
             pool.planes if planes == 2 else pool.pages for pool in self.pools
@@ -69,8 +73,7 @@ class Layers:
 
     def of(self, layer: int) -> torch.Tensor:
         """All pages of a layer, `[P, elements]`, as integers: bits are what counts."""
-        pages = torch.cat(self.pools[layer].planes, dim=1)
-        return pages.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[pages.element_size()])
+        return torch.cat([bits(plane) for plane in self.pools[layer].planes], dim=1)
 
     def check(self, ids: Sequence[int], src: PageFormat, dst: PageFormat) -> None:
         """Pages `ids` went from `src` to `dst` and not a byte else changed."""

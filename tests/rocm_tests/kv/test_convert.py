@@ -150,15 +150,18 @@ def test_bad_ids_are_named_and_nothing_is_converted(
 FORMAT = PageFormat("standard", "bfloat16", 2, 16, 16)
 PLANE = torch.zeros(3, 2, 16, 32, dtype=torch.bfloat16)
 HALF = torch.zeros(3, 512, dtype=torch.bfloat16)
+HALF_2 = HALF.clone()
 IDS = torch.tensor([1])
 BAD = {
-    "caches must be a sequence with one entry a layer, got bfloat16[3, 2, 16, 32] on cpu; pass [cache]": (PLANE, IDS),
-    "caches must be tensors, or tuples of K and V plane, alike for all layers, got "
-    "['2 planes', 'bfloat16[3, 2, 16, 32] on cpu']": ([(HALF, HALF), PLANE], IDS),
-    "caches must be tensors, or tuples of K and V plane, alike for all layers, got ['3 planes']": (
-        [(HALF, HALF, HALF)],
+    "caches must be a list with one entry a layer, got bfloat16[3, 2, 16, 32] on cpu; pass [cache]": (PLANE, IDS),
+    "caches[1] must be a tuple of K and V plane, as all layers or none, got bfloat16[3, 2, 16, 32] on cpu": (
+        [(HALF, HALF_2), PLANE],
         IDS,
     ),
+    "caches[0] must be a tuple of K and V plane, as all layers or none, got 3 planes": ([(HALF, HALF, HALF)], IDS),
+    "planes[1] must be a plane of its own, got the memory of planes[0]": ([PLANE, PLANE], IDS),
+    "caches must be a list with one entry a layer, got generator; pass [cache]": ((p for p in [PLANE]), IDS),
+    "caches[0] must be a tuple of K and V plane, as all layers or none, got NoneType": ([None], IDS),
     "planes[1] must be a tensor, got tuple": ([PLANE, (HALF, HALF)], IDS),
     "caches must be of 2-byte elements as bfloat16, got float32[3, 2, 16, 32] on cpu": ([PLANE.float()], IDS),
     "planes[1] must be of the first plane's dtype torch.bfloat16, got torch.float16": ([PLANE, PLANE.half()], IDS),
@@ -201,15 +204,15 @@ def test_bad_arguments_are_named(message: str, backend: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"dtype": "float16"}, "dtype bfloat16, got float16"),
-        ({"num_kv_heads": 4}, "num_kv_heads 2, got 4"),
-        ({"page_size": 32}, "page_size 16, got 32"),
-        ({"head_dim": 32}, "head_dim 16, got 32"),
+        ({"dtype": "float16"}, "of src's dtype bfloat16, got float16"),
+        ({"num_kv_heads": 3}, "of a num_kv_heads that divides src's 2 or is a multiple of it, got 3"),
+        ({"page_size": 24}, "of a page_size that divides src's 16 or is a multiple of it, got 24"),
+        ({"head_dim": 32}, "of src's head_dim 16, got 32"),
     ],
 )
 def test_formats_of_unlike_geometry_are_refused(changes: dict[str, object], sentence: str) -> None:
     fields = {"kind": "shuffled", "dtype": "bfloat16", "num_kv_heads": 2, "page_size": 16, "head_dim": 16}
-    with pytest.raises(flashinfer.InvalidArgumentError, match=f"convert_kv_pages: dst must be of src's {sentence}"):
+    with pytest.raises(flashinfer.InvalidArgumentError, match=f"convert_kv_pages: dst must be {sentence}"):
         convert_kv_pages([PLANE], IDS, FORMAT, PageFormat(**{**fields, **changes}))  # type: ignore[arg-type]
 
 

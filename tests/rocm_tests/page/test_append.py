@@ -282,7 +282,14 @@ BAD_METADATA = {
         [0, 0, 0],
         [2, 3, 1],
         [-1, 2, 3],
-        "kv_indptr[1] must be at most 3, the length of kv_indices, got 2; the page table is short",
+        "kv_indptr must start at 0 or above and not decrease, got -1 at [0] and then 2",
+    ),
+    "kv_indptr decreases": (
+        [0, 1, 1],
+        [0, 0, 0],
+        [2, 3, 1],
+        [0, 2, 1],
+        "kv_indptr must start at 0 or above and not decrease, got 2 at [1] and then 1",
     ),
 }
 

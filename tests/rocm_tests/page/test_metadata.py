@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -140,8 +141,20 @@ BAD = {
     "get_batch_indices_positions: append_indptr must be contiguous, got stride (2,); pass append_indptr.contiguous()": (
         lambda: flashinfer.get_batch_indices_positions(torch.tensor([0, 5, 1, 5])[::2], torch.tensor([1]), 1)
     ),
-    "get_batch_indices_positions: nnz must be at least 0, got -1": (
+    "get_batch_indices_positions: nnz must be an integer from 0 to 2147483647, got -1": (
         lambda: flashinfer.get_batch_indices_positions(torch.tensor([0, 1]), torch.tensor([1]), -1)
+    ),
+    "get_batch_indices_positions: seq_lens must be a tensor, got list": (
+        lambda: flashinfer.get_batch_indices_positions(torch.tensor([0, 1]), [1], 1)  # type: ignore[arg-type]
+    ),
+    "get_batch_indices_positions: append_indptr must be a tensor, got list": (
+        lambda: flashinfer.get_batch_indices_positions([0, 1], torch.tensor([1]), 1)  # type: ignore[arg-type]
+    ),
+    "get_batch_indices_positions: positions must be a tensor, got int": (
+        lambda: flashinfer.get_batch_indices_positions(torch.tensor([0, 1]), torch.tensor([1]), 1, None, 7)  # type: ignore[arg-type]
+    ),
+    "get_seq_lens: kv_last_page_len must be a tensor, got NoneType": (
+        lambda: flashinfer.get_seq_lens(torch.tensor([0, 1]), None, 16)  # type: ignore[arg-type]
     ),
     "get_batch_indices_positions: batch_indices must be of length nnz = 2, got 3": (
         lambda: flashinfer.get_batch_indices_positions(
@@ -161,7 +174,7 @@ BAD = {
     "get_seq_lens: kv_indptr must be of length 3, one more than kv_last_page_len, got 2": (
         lambda: flashinfer.get_seq_lens(torch.tensor([0, 1]), torch.tensor([1, 1]), 16)
     ),
-    "get_seq_lens: page_size must be positive, got 0": (
+    "get_seq_lens: page_size must be an integer from 1 to 2147483647, got 0": (
         lambda: flashinfer.get_seq_lens(torch.tensor([0, 1]), torch.tensor([1]), 0)
     ),
     "get_seq_lens: kv_last_page_len must be int32 or int64, got int16[1] on cpu; pass kv_last_page_len.int()": (
@@ -175,3 +188,62 @@ def test_bad_arguments_are_named(message: str) -> None:
     with pytest.raises(flashinfer.InvalidArgumentError) as caught:
         BAD[message]()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize(
+    ("append_indptr", "seq_lens", "sentence"),
+    [
+        ([0, 3, 1], [5, 5], "append_indptr must start at 0 or above and not decrease, got 3 at [1] and then 1"),
+        ([-2, 3], [5], "append_indptr must start at 0 or above and not decrease, got -2 at [0] and then 3"),
+        ([0, 5], [2], "seq_lens[0] must be at least 5, the tokens that are appended, got 2"),
+    ],
+)
+def test_an_append_that_makes_no_sense(
+    append_indptr: list[int], seq_lens: list[int], sentence: str, backend: str
+) -> None:
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        flashinfer.get_batch_indices_positions(torch.tensor(append_indptr), torch.tensor(seq_lens), 5, backend=backend)
+    assert str(caught.value) == f"get_batch_indices_positions: {sentence}"
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize(
+    ("kv_indptr", "page_size", "sentence"),
+    [
+        ([0, 2, 1], 16, "kv_indptr must start at 0 or above and not decrease, got 2 at [1] and then 1"),
+        (
+            [0, 100000, 100001],
+            100000,
+            "kv_indptr and page_size must give lengths of at most 2147483647, got 9999900001 at [0]",
+        ),
+    ],
+)
+def test_lengths_that_make_no_sense(kv_indptr: list[int], page_size: int, sentence: str, backend: str) -> None:
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        flashinfer.get_seq_lens(torch.tensor(kv_indptr), torch.tensor([1, 1]), page_size, backend=backend)
+    assert str(caught.value) == f"get_seq_lens: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("nnz", "got"),
+    [
+        (None, "an integer, got None"),
+        ("x", "an integer, got 'x'"),
+        (1.5, "an integer, got 1.5"),
+        (True, "an integer, got True"),
+        (2**33, "an integer from 0 to 2147483647, got 8589934592"),
+        (2**70, f"an integer from 0 to 2147483647, got {2**70}"),
+    ],
+)
+def test_a_number_of_rows_is_an_integer_that_kernels_can_count(nnz: object, got: str) -> None:
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        flashinfer.get_batch_indices_positions(torch.tensor([0, 1]), torch.tensor([1]), nnz)  # type: ignore[arg-type]
+    assert str(caught.value) == f"get_batch_indices_positions: nnz must be {got}"
+
+
+def test_numpy_integers_are_integers() -> None:
+    indptr, lens = torch.tensor([0, 1]), torch.tensor([1])
+    for backend in BACKENDS:
+        assert flashinfer.get_seq_lens(indptr, lens, np.int64(16), backend=backend).tolist() == [1]  # type: ignore[arg-type]
+    assert flashinfer.get_batch_indices_positions(indptr, lens, np.int32(1))[0].tolist() == [0]  # type: ignore[arg-type]

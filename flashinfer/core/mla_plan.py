@@ -1,0 +1,222 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of an MLA batch: its work cut into pieces of about equal cost, on the host, in one piece of memory.
+
+The cutting itself is csrc_rocm/kernels_cpu/mla_plan.cc, which also says what is in a schedule.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from flashinfer.core.checks import fail
+from flashinfer.core.errors import InvalidArgumentError
+
+OP = "mla_paged_attention"
+_REPORT_WORDS = 10
+_SHORT = 7
+_SENTENCES = {
+    1: "qo_indptr[0] must be 0, got {value}",
+    2: "qo_indptr must not fall, got {value} after {bound} at request {where}",
+    3: "kv_indptr[0] must be 0, got {value}",
+    4: "kv_indptr must not fall, got {value} after {bound} at request {where}",
+    5: "kv_len_arr must not be negative, got {value} for request {where}",
+    6: "kv_indptr must give each request ceil(kv_len / page_size) pages, got {bound} pages for the {value} tokens of "
+    "request {where}",
+    _SHORT: "the schedule must fit into {value} words, got {bound}; give fewer requests to a plan",
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a batch is cut: rows (query tokens times heads) of an item, and lists of items.
+
+    `parts` programs, one for each block of rows that the heads of a token fill, walk a worker's list together: they
+    read the same keys at the same time, and all but one find them in the cache.
+    """
+
+    rows_per_item: int
+    workers: int
+    parts: int
+
+    @classmethod
+    def of(cls, heads: int, max_q_len: int, device: torch.device) -> Shape:
+        """The shape for a batch; the programs of all workers fill the device once."""
+        rows = next((r for r in (16, 32) if heads * max(max_q_len, 1) <= r), 64)
+        parts = -(-heads // rows)
+        # Two small programs share a compute unit: one loads while the other computes. Measured on an H200, 16 heads,
+        # batch 32 of 32k keys: 408 us instead of 641.
+        per_unit = 2 if rows == 16 else 1
+        return cls(rows, max(1, per_unit * _programs(device) // parts), parts)
+
+    @property
+    def schedule_words(self) -> int:
+        """Words of a schedule without items."""
+        return self.workers + 1 + 5 * self.workers
+
+    @property
+    def partial_rows(self) -> int:
+        """Rows of partial results: a cut makes two slots at most."""
+        return 2 * self.workers * self.parts * self.rows_per_item
+
+    def scratch_elements(self, head_dim: int) -> int:
+        """float32 elements of partial results and their LSE."""
+        return self.partial_rows * (head_dim + 1)
+
+
+@functools.cache
+def _programs(device: torch.device) -> int:
+    """Programs that a device runs at once, one on a compute unit; in the interpreter, enough to have cuts."""
+    if device.type != "cuda":
+        return 6
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """A plan in host memory, ready for one copy.
+
+    Attributes
+    ----------
+    words
+        int32, pinned if a GPU will read it: qo_indptr, kv_indptr, kv_len and last page lengths, then the schedule.
+    schedule_at
+        Where the schedule begins.
+    total_q, total_pages, total_kv, max_q_len
+        Sums and the maximum over the batch.
+    """
+
+    words: torch.Tensor
+    batch: int
+    schedule_at: int
+    total_q: int
+    total_pages: int
+    total_kv: int
+    max_q_len: int
+
+    @staticmethod
+    def schedule_offset(batch: int) -> int:
+        """Where the schedule of a batch begins: behind the metadata, on a multiple of 64 bytes."""
+        return -(-(4 * batch + 2) // 16) * 16
+
+    def split(self, words: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`(qo_indptr, kv_indptr, kv_len, last_page_len, schedule)` as views of the plan, or of a copy of it."""
+        batch, at = self.batch, self.schedule_at
+        gap = at - 4 * batch - 2
+        parts = words.split_with_sizes((batch + 1, batch + 1, batch, batch, gap, words.numel() - at))
+        return (*parts[:4], parts[5])
+
+
+def on_host(*metadata: torch.Tensor) -> torch.Tensor:
+    """Index tensors one after the other as int32 in host memory; one round trip if any is on a device."""
+    if len({t.device for t in metadata}) > 1:
+        # From two places: what is on the host goes to the device first, which blocks nobody.
+        device = next(t.device for t in metadata if t.device.type != "cpu")
+        metadata = tuple(t.to(device, non_blocking=True) for t in metadata)
+    joined = torch.cat([t.int() for t in metadata])
+    return joined if joined.device.type == "cpu" else joined.cpu()
+
+
+def plan(
+    metadata: torch.Tensor,
+    heads: int,
+    page_size: int,
+    causal: bool,
+    shape: Shape,
+    *,
+    pinned: bool,
+    op: str = OP,
+) -> HostPlan:
+    """Check a batch and cut it.
+
+    Parameters
+    ----------
+    metadata
+        What `on_host(qo_indptr, kv_indptr, kv_len)` returns.
+    heads, page_size, causal
+        Of the attention.
+    shape
+        How to cut.
+    pinned
+        Whether the result will be copied to a GPU. The memory comes from torch's allocator of pinned memory, which
+        does not hand it out again before the copy is over.
+    op
+        Who is speaking in an error.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a request contradicts its pages; names the request.
+    """
+    batch = (metadata.numel() - 2) // 3
+    at = HostPlan.schedule_offset(batch)
+    report = torch.empty(_REPORT_WORDS, dtype=torch.int64)
+    # Enough for one query a request, else what the planner then asks for.
+    capacity = at + shape.schedule_words + 8 * (batch + 2 * shape.workers)
+    for _ in range(2):
+        words = torch.empty(capacity, dtype=torch.int32, pin_memory=pinned)
+        _native().planner().mla_plan(
+            *(metadata, heads, page_size, causal, shape.rows_per_item * shape.parts, shape.workers),
+            *(at, words, report),
+        )
+        fault, where, value, bound, used, _, max_q_len, total_kv, total_q, total_pages = report.tolist()
+        if fault != _SHORT:
+            break
+        capacity = at + bound
+    if fault:
+        _refuse(op, fault, where, value, bound)
+    return HostPlan(words[: at + used], batch, at, total_q, total_pages, total_kv, max_q_len)
+
+
+def longest_query(metadata: torch.Tensor) -> int:
+    """The longest query of a batch, from what `on_host` returns."""
+    report = torch.empty(_REPORT_WORDS, dtype=torch.int64)
+    _native().planner().mla_measure(metadata, report)
+    return int(report.tolist()[6])
+
+
+def check(qo_indptr: Sequence[int], kv_indptr: Sequence[int], kv_len: Sequence[int], page_size: int) -> None:
+    """The rules of csrc_rocm/kernels_cpu/mla_plan.cc, for who has no plan."""
+    for fault, indptr in ((1, qo_indptr), (3, kv_indptr)):
+        if indptr[0] != 0:
+            _refuse(OP, fault, 0, indptr[0], 0)
+    for b, length in enumerate(kv_len):
+        pages = kv_indptr[b + 1] - kv_indptr[b]
+        if qo_indptr[b + 1] < qo_indptr[b]:
+            _refuse(OP, 2, b, qo_indptr[b + 1], qo_indptr[b])
+        if pages < 0:
+            _refuse(OP, 4, b, kv_indptr[b + 1], kv_indptr[b])
+        if length < 0:
+            _refuse(OP, 5, b, length, 0)
+        if pages != -(-length // page_size):
+            _refuse(OP, 6, b, length, pages)
+
+
+def require(total_q: int, total_pages: int, rows: int, indices: int, op: str = OP) -> None:
+    """Refuse metadata of other queries than `rows`, or of more pages than `indices`."""
+    if total_q != rows:
+        fail(op, "qo_indptr[-1]", f"{rows}, q's rows", total_q)
+    if total_pages > indices:
+        fail(op, "kv_indices", f"of the {total_pages} entries that kv_indptr names", indices)
+
+
+def _refuse(op: str, fault: int, where: int, value: int, bound: int) -> NoReturn:
+    raise InvalidArgumentError(f"{op}: {_SENTENCES[fault].format(where=where, value=value, bound=bound)}")
+
+
+@functools.cache
+def _native() -> Any:
+    """By name, as an op loads its backends: this layer imports none."""
+    return importlib.import_module("flashinfer.backends.native.mla")
+
+
+def mla_kv_view(ckv_cache: torch.Tensor, kpe_cache: torch.Tensor) -> torch.Tensor | None:
+    """One view of two adjacent caches, or None; see `flashinfer.mla.mla_kv_view`."""
+    view: torch.Tensor | None = _native().mla_kv_view_op()(ckv_cache, kpe_cache)
+    return view

@@ -1,0 +1,149 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What of vLLM the connector leans on, checked when an engine starts.
+
+None of it is public. A release that moved something is refused with the list of what moved, before a page is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable
+
+from flashinfer.core.errors import BackendUnavailableError
+
+TESTED = "0.33"
+
+# Methods that are overridden or called, with their parameters behind `self`.
+METHODS = {
+    "register_kv_caches": ("kv_caches",),
+    "restore_kv_caches": (),
+    "unregister_kv_caches": (),
+    "shutdown": (),
+    "register_local_xfer_handler": ("block_size",),
+    "_nixl_handshake": (
+        "host",
+        "port",
+        "remote_tp_size",
+        "expected_engine_id",
+        "remote_dcp_size",
+        "remote_pp_size",
+        "notif_agents_only",
+    ),
+    "add_remote_agent": ("nixl_agent_meta", "remote_tp_rank", "remote_tp_size", "remote_dcp_size"),
+    "_add_notif_only_remote_agent": ("metadata", "remote_tp_size", "remote_dcp_size"),
+    "_validate_remote_agent_handshake": ("nixl_agent_meta", "remote_tp_size", "remote_dcp_size"),
+    "_build_fa_local": ("base_addresses", "block_size_ratio"),
+    "_build_fa_remote": ("plan", "nixl_agent_meta", "block_size_ratio"),
+    "_pop_done_transfers": ("transfers",),
+    "_cleanup_remote_engine": ("engine_id", "log_eviction"),
+}
+
+METADATA_FIELDS = (
+    "engine_id",
+    "agent_metadata",
+    "kv_caches_base_addr",
+    "block_lens",
+    "block_strides",
+    "kv_cache_layout",
+    "block_size",
+    "attn_backend_name",
+    "region_num_blocks",
+    "region_group_ids",
+    "region_names",
+    "region_mem_types",
+)
+
+# One entry for each region, filled before the local descriptors are made.
+REGION_LISTS = (
+    "block_len_per_layer",
+    "block_stride_per_layer",
+    "region_group_ids",
+    "region_names",
+    "region_num_blocks",
+    "region_mem_types",
+    "_region_is_mla",
+)
+
+STATE = (
+    *REGION_LISTS,
+    "_recving_metadata",
+    "_recving_transfers",
+    "_recv_failures",
+    "_layer_specs",
+    "_has_mamba",
+    "_has_packed_cache",
+    "_is_hma_required",
+    "_physical_blocks_per_logical_kv_block",
+    "_TRANSFER_MODE",
+    "block_size",
+    "dcp_size",
+    "dst_region_group_ids",
+    "dst_region_mem_types",
+    "dst_region_num_blocks",
+    "enforce_compat_hash",
+    "kv_cache_layout",
+    "kv_caches_base_addr",
+    "pcp_size",
+    "pp_size",
+    "tp_rank",
+    "transfer_tp_rank",
+    "transfer_tp_size",
+    "use_host_buffer",
+    "use_mla",
+    "xfer_handshake_metadata",
+    "xfer_stats",
+)
+
+
+def check_release(version: str, worker: type, metadata: type) -> None:
+    """Refuse a vLLM whose classes are not those that the connector was written against.
+
+    Parameters
+    ----------
+    version
+        `vllm.__version__`.
+    worker
+        The stock worker class that is subclassed.
+    metadata
+        vLLM's `NixlAgentMetadata`.
+
+    Raises
+    ------
+    BackendUnavailableError
+        With all that moved.
+    """
+    moved = [] if version.startswith(f"{TESTED}.") else [f"vllm is {version}, tested with {TESTED}"]
+    for name, parameters in METHODS.items():
+        method = inspect.getattr_static(worker, name, None)
+        if method is None:
+            moved.append(f"{worker.__name__}.{name} is gone")
+            continue
+        found = tuple(inspect.signature(method).parameters)[1:]
+        if found != parameters:
+            moved.append(f"{worker.__name__}.{name} takes {found}, not {parameters}")
+    fields = {field.name for field in dataclasses.fields(metadata)}
+    moved += [f"{metadata.__name__}.{name} is gone" for name in METADATA_FIELDS if name not in fields]
+    _refuse(moved)
+
+
+def check_state(worker: object) -> None:
+    """Refuse a stock worker without the attributes that are read and written later on."""
+    _refuse([f"{type(worker).__name__}.{name} is gone" for name in STATE if not hasattr(worker, name)])
+
+
+def check_regions(worker: object, addresses: list[int]) -> None:
+    """Refuse region lists that do not run in parallel, as they do when the local descriptors are made."""
+    lengths = {name: len(getattr(worker, name)) for name in REGION_LISTS} | {"kv_caches_base_addr": len(addresses)}
+    if len(set(lengths.values())) != 1:
+        _refuse([f"the lists of regions have unlike lengths: {lengths}"])
+
+
+def _refuse(moved: Iterable[str]) -> None:
+    sentences = "; ".join(moved)
+    if sentences:
+        raise BackendUnavailableError(
+            f"flashinfer's NIXL connector does not fit this vLLM: {sentences}; use vLLM {TESTED}.x, or vLLM's own "
+            "connector (leave out kv_connector_module_path)"
+        )

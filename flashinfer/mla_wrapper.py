@@ -1,0 +1,448 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The planned form of MLA attention, public as `flashinfer.mla.BatchMLAPagedAttentionWrapper`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from flashinfer.core import mla_plan
+from flashinfer.core.checks import INDEX_DTYPES, describe, fail, refuse_extras
+from flashinfer.core.errors import NotPlannedError
+from flashinfer.core.mla_plan import HostPlan, Shape
+from flashinfer.ops import mla as ops
+
+WRAPPER = "BatchMLAPagedAttentionWrapper"
+# As FlashInfer's. 8 words an item: a plan of more than 250,000 items needs more, and gets it unless a graph holds it.
+INT_WORKSPACE_BYTES = 8 << 20
+# FlashInfer's name for "no particular generation"; engines pass it, and read it back from `_backend`.
+AUTO_NAMES = ("auto", "fa2")
+
+
+def results(
+    q_nope: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tensors to write into."""
+    if not isinstance(q_nope, torch.Tensor) or q_nope.dim() != 3:
+        fail(mla_plan.OP, "q_nope", "[tokens, heads, head_dim_ckv]", describe(q_nope))
+    if out is None:
+        out = torch.empty_like(q_nope, memory_format=torch.contiguous_format)
+    if lse is None:
+        lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32)
+    return out, lse
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What `plan` was told, besides the metadata."""
+
+    heads: int
+    head_dim_ckv: int
+    head_dim_kpe: int
+    page_size: int
+    causal: bool
+    q_dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+class _CachedModule:
+    """What FlashInfer's wrappers keep a compiled module in: engines call its `plan` in place of the wrapper's."""
+
+    def __init__(self, wrapper: BatchMLAPagedAttentionWrapper) -> None:
+        self._wrapper = wrapper
+
+    def plan(
+        self,
+        float_workspace: torch.Tensor,
+        int_workspace: torch.Tensor,
+        pinned_int_workspace: torch.Tensor,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        causal: bool,
+    ) -> None:
+        """Cut a batch anew; everything that a captured graph reads is in the wrapper's int workspace."""
+        self._wrapper._cut(mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr), num_heads, causal)
+
+
+class BatchMLAPagedAttentionWrapper:
+    """MLA attention of a batch, planned once and run for each layer.
+
+    Parameters
+    ----------
+    float_workspace_buffer
+        Memory for partial results, on the device of the queries; `workspace_size()` says how much a plan needs. Used
+        during `run` only: wrappers may share it.
+    use_cuda_graph
+        Whether runs will be captured. A graph then replays what the latest plan says, without being captured again.
+        The batch size is that of the buffers.
+    qo_indptr, kv_indptr, kv_indices, kv_len_arr
+        For graphs: int32 buffers that plans copy the metadata into. `kv_indices` bounds the pages of a batch.
+    backend
+        "auto" or "fa2": whichever takes the call; or the name of one.
+
+    Notes
+    -----
+    `plan` and `run` may be called from one thread at a time. A plan made while a graph of this wrapper is running
+    takes its turn behind it, if both are on one stream.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: torch.Tensor | None = None,
+        kv_indptr: torch.Tensor | None = None,
+        kv_indices: torch.Tensor | None = None,
+        kv_len_arr: torch.Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        known = (*AUTO_NAMES, *ops.mla_paged_attention.backends)
+        if backend not in known:
+            fail(WRAPPER, "backend", f"one of {known}", repr(backend))
+        self._backend = backend
+        self._use_cuda_graph = use_cuda_graph
+        self.device = float_workspace_buffer.device
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+        # Engines hand it back to `_cached_module.plan`; staging memory comes from torch's pinned allocator.
+        self._pin_memory_int_workspace_buffer = torch.empty(0, dtype=torch.uint8)
+        self._cached_module = _CachedModule(self)
+        buffers = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_len_arr": kv_len_arr}
+        if use_cuda_graph:
+            self._check_buffers(buffers)
+        self._qo_indptr_buf = qo_indptr
+        self._kv_indptr_buf = kv_indptr
+        self._kv_indices_buf = kv_indices
+        self._kv_len_arr_buf = kv_len_arr
+        self._fixed_batch_size = kv_len_arr.numel() if use_cuda_graph and kv_len_arr is not None else None
+        self._planned: _Planned | None = None
+        self._shape: Shape | None = None
+        self._host: HostPlan | None = None
+        self._views: tuple[torch.Tensor, ...] = ()
+        self._causal, self._page_size, self._sm_scale = False, 0, 0.0
+
+    def _check_buffers(self, buffers: dict[str, torch.Tensor | None]) -> None:
+        for name, buffer in buffers.items():
+            if buffer is None or buffer.dtype != torch.int32 or buffer.dim() != 1 or not buffer.is_contiguous():
+                fail(WRAPPER, name, "a contiguous 1-D int32 buffer with use_cuda_graph", describe(buffer))
+            if buffer.device != self.device:
+                fail(WRAPPER, name, f"on {self.device}", buffer.device)
+        lens = buffers["kv_len_arr"]
+        for name in ("qo_indptr", "kv_indptr"):
+            indptr = buffers[name]
+            if lens is not None and indptr is not None and indptr.numel() != lens.numel() + 1:
+                fail(WRAPPER, name, f"of length {lens.numel() + 1}, one more than kv_len_arr", indptr.numel())
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        """Whether the wrapper was made for graphs."""
+        return self._use_cuda_graph
+
+    def workspace_size(self) -> int:
+        """Bytes of the float workspace that the present plan needs.
+
+        Raises
+        ------
+        NotPlannedError
+            If there is no plan.
+        """
+        planned, shape = self._planned, self._shape
+        if planned is None or shape is None:
+            raise NotPlannedError(f"{WRAPPER}: plan() must be called before workspace_size()")
+        return 4 * shape.scratch_elements(planned.head_dim_ckv)
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor) -> None:
+        """Take another float workspace, on the same device.
+
+        Parameters
+        ----------
+        float_workspace_buffer
+            The new one. A graph that was captured before keeps using the old one.
+        """
+        if float_workspace_buffer.device != self.device:
+            fail(WRAPPER, "float_workspace_buffer", f"on {self.device}", float_workspace_buffer.device)
+        self._float_workspace_buffer = float_workspace_buffer
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+        use_profiler: bool = False,
+        *,
+        metadata: object = None,
+        cum_seq_lens_q: torch.Tensor | None = None,
+        block_tables: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
+        max_q_len: int | None = None,
+        query_layout: object = None,
+        kv_cache_layout: object = None,
+        lse_mode: str = "none",
+        output_dtype: torch.dtype | None = None,
+        output_scale: str = "none",
+        scale_mode: str = "default",
+        skip_softmax: bool = False,
+        enable_pdl: bool | None = None,
+        use_sinks: bool = False,
+    ) -> None:
+        """Take a batch: check it, cut it into pieces of equal cost, and bring the result to the device.
+
+        With metadata on the device this waits for it once; with metadata on the host it waits for nothing.
+
+        Parameters
+        ----------
+        qo_indptr, kv_indptr, kv_len_arr
+            As in `mla_paged_attention`; host or device, copied.
+        kv_indices
+            `[>= kv_indptr[-1]]`. Without graphs the tensor itself is used if it is int32 on the device, and may be
+            written after the plan.
+        num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale, q_data_type, kv_data_type
+            Of the attention.
+        enable_pdl
+            Has no effect: a launch hint of NVIDIA's.
+        use_profiler, metadata, cum_seq_lens_q, block_tables, seq_lens, max_q_len, query_layout, kv_cache_layout, \
+lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
+            For other backends of FlashInfer; refused unless they have their defaults.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a request contradicts its pages, naming the request; if a graph's batch, or what its kernels were
+            captured for, changes; if the workspace is too small.
+        """
+        refuse_extras(
+            f"{WRAPPER}.plan",
+            {"use_profiler": use_profiler, "skip_softmax": skip_softmax, "use_sinks": use_sinks},
+            {
+                "metadata": metadata,
+                "cum_seq_lens_q": cum_seq_lens_q,
+                "block_tables": block_tables,
+                "seq_lens": seq_lens,
+                "max_q_len": max_q_len,
+                "query_layout": query_layout,
+                "kv_cache_layout": kv_cache_layout,
+            },
+            {"lse_mode": (lse_mode, "none"), "output_scale": (output_scale, "none")},
+            {"scale_mode": (scale_mode, "default"), "output_dtype": (output_dtype or q_data_type, q_data_type)},
+        )
+        planned = _Planned(num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, q_data_type, kv_data_type)
+        indices = self._check_metadata(qo_indptr, kv_indptr, kv_indices, kv_len_arr, planned)
+        host = mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr)
+        longest = 1 if self._use_cuda_graph and self._shape is not None else mla_plan.longest_query(host)
+        self._begin(planned, longest, kv_len_arr.numel())
+        self._page_size, self._sm_scale = page_size, float(sm_scale)
+        self._cut(host, num_heads, causal, indices=kv_indices.numel())
+        self._keep_metadata(indices)
+
+    def _check_metadata(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        planned: _Planned,
+    ) -> torch.Tensor:
+        """Refuse what cannot be metadata; returns `kv_indices` as int32 on the device."""
+        named = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_len_arr": kv_len_arr}
+        for name, t in named.items():
+            if not isinstance(t, torch.Tensor) or t.dim() != 1 or t.dtype not in INDEX_DTYPES:
+                fail(WRAPPER, name, "a 1-D int32 or int64 tensor", describe(t))
+            if t.device.type != "cpu" and t.device != self.device:
+                fail(WRAPPER, name, f"on the host or on {self.device}", t.device)
+        batch = kv_len_arr.numel()
+        for name, t in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
+            if t.numel() != batch + 1:
+                fail(WRAPPER, name, f"of length {batch + 1}, one more than kv_len_arr", t.numel())
+        for name, value in (("num_heads", planned.heads), ("page_size", planned.page_size)):
+            if value < 1:
+                fail(WRAPPER, name, "positive", value)
+        if self._fixed_batch_size is not None and batch != self._fixed_batch_size:
+            fail(
+                WRAPPER,
+                "kv_len_arr",
+                f"of length {self._fixed_batch_size}, that of the graph's buffer",
+                batch,
+                "pad the batch with requests of length 0",
+            )
+        return kv_indices.to(self.device, torch.int32, non_blocking=True)
+
+    def _begin(self, planned: _Planned, longest: int, batch: int) -> None:
+        """Fix how batches are cut. A graph's kernels were compiled and launched for the first plan's answer."""
+        if self._use_cuda_graph and self._planned is not None:
+            if planned != self._planned:
+                fail(WRAPPER, "plan's arguments", f"those of the graph's first plan, {self._planned}", planned)
+            return
+        shape = Shape.of(planned.heads, longest, self.device)
+        need = 4 * shape.scratch_elements(planned.head_dim_ckv)
+        have = self._float_workspace_buffer.numel() * self._float_workspace_buffer.element_size()
+        if have < need:
+            fail(WRAPPER, "float_workspace_buffer", f"of at least {need} bytes for this plan", have)
+        self._planned, self._shape = planned, shape
+
+    def _cut(self, metadata: torch.Tensor, heads: int, causal: bool, indices: int | None = None) -> None:
+        """Cut a batch and queue its copy to the int workspace."""
+        shape = self._shape
+        if shape is None:
+            raise NotPlannedError(f"{WRAPPER}: plan() must be called once before its planner")
+        pinned = self.device.type == "cuda"
+        host = mla_plan.plan(metadata, heads, self._page_size, causal, shape, pinned=pinned, op=WRAPPER)
+        if indices is not None:
+            mla_plan.require(host.total_q, host.total_pages, host.total_q, indices, WRAPPER)
+        if 4 * host.words.numel() > self._int_workspace_buffer.numel():
+            if self._use_cuda_graph:
+                bytes_ = self._int_workspace_buffer.numel()
+                fail(WRAPPER, "the batch", f"small enough for a schedule of {bytes_} bytes", 4 * host.words.numel())
+            self._int_workspace_buffer = host.words.new_empty(2 * host.words.numel(), device=self.device).view(
+                torch.uint8
+            )
+        words = self._int_workspace_buffer.view(torch.int32)
+        words[: host.words.numel()].copy_(host.words, non_blocking=True)
+        self._host, self._causal = host, causal
+        self._views = host.split(words)
+
+    def _keep_metadata(self, indices: torch.Tensor) -> None:
+        """Fill a graph's buffers; without a graph, point to what the plan holds."""
+        qo_indptr, kv_indptr, kv_len, *_ = self._views
+        buffers = (self._qo_indptr_buf, self._kv_indptr_buf, self._kv_len_arr_buf)
+        if not self._use_cuda_graph:
+            self._qo_indptr_buf, self._kv_indptr_buf, self._kv_len_arr_buf = qo_indptr, kv_indptr, kv_len
+            self._kv_indices_buf = indices
+            return
+        for buffer, view in zip(buffers, (qo_indptr, kv_indptr, kv_len), strict=True):
+            if buffer is not None and buffer.data_ptr() != view.data_ptr():
+                buffer.copy_(view)
+        into, host = self._kv_indices_buf, self._host
+        if into is None or host is None:
+            return
+        if host.total_pages > into.numel():
+            fail(WRAPPER, "kv_indices", f"of at most {into.numel()} pages, as the graph's buffer", host.total_pages)
+        if into.data_ptr() != indices.data_ptr():
+            into[: host.total_pages].copy_(indices[: host.total_pages], non_blocking=True)
+
+    def run(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        profiler_buffer: torch.Tensor | None = None,
+        kv_len: torch.Tensor | None = None,
+        page_table: torch.Tensor | None = None,
+        return_lse_base_on_e: bool = False,
+        o_scale: float | None = None,
+        *,
+        query: torch.Tensor | None = None,
+        kv_cache: torch.Tensor | None = None,
+        ckv_scale: float | None = None,
+        ckv_scale_arr: torch.Tensor | None = None,
+        kpe_scale: float | None = None,
+        sinks: torch.Tensor | None = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        bmm1_scale: float | None = None,
+        bmm2_scale: float | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the planned batch; waits for nothing and may be captured.
+
+        Parameters
+        ----------
+        q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, ckv_scale, kpe_scale
+            As in `mla_paged_attention`. A given `lse` is written also without `return_lse`.
+        return_lse_base_on_e
+            Whether the LSE is a natural logarithm and not one of base 2.
+        profiler_buffer, kv_len, page_table, o_scale, query, kv_cache, ckv_scale_arr, sinks, \
+skip_softmax_threshold_scale_factor, bmm1_scale, bmm2_scale
+            For other backends of FlashInfer; refused unless None.
+
+        Returns
+        -------
+        torch.Tensor or tuple
+            `out`, or `(out, lse)`, as `mla_paged_attention`.
+
+        Raises
+        ------
+        NotPlannedError
+            Before the first plan.
+        InvalidArgumentError
+            If the tensors are not what was planned.
+        """
+        refuse_extras(
+            f"{WRAPPER}.run",
+            {},
+            {
+                "profiler_buffer": profiler_buffer,
+                "kv_len": kv_len,
+                "page_table": page_table,
+                "o_scale": o_scale,
+                "query": query,
+                "kv_cache": kv_cache,
+                "ckv_scale_arr": ckv_scale_arr,
+                "sinks": sinks,
+                "skip_softmax_threshold_scale_factor": skip_softmax_threshold_scale_factor,
+                "bmm1_scale": bmm1_scale,
+                "bmm2_scale": bmm2_scale,
+            },
+        )
+        planned, shape, indices = self._planned, self._shape, self._kv_indices_buf
+        if planned is None or shape is None or indices is None:
+            raise NotPlannedError(f"{WRAPPER}: plan() must be called before run()")
+        needs_lse = return_lse or lse is not None
+        out, lse = results(q_nope, out, lse)
+        self._check_run(planned, q_nope, q_pe, ckv_cache, kpe_cache)
+        qo_indptr, kv_indptr, lens, _, schedule = self._views
+        ops.mla_paged_attention(
+            *(q_nope, q_pe, ckv_cache, kpe_cache, qo_indptr, kv_indptr, indices, lens),
+            *(self._causal, self._sm_scale, float(ckv_scale or 1.0), float(kpe_scale or 1.0), needs_lse),
+            *(schedule, shape.rows_per_item, shape.workers, self._scratch(shape, planned)),
+            *(out, lse),
+            backend="auto" if self._backend in AUTO_NAMES else self._backend,
+        )
+        if return_lse_base_on_e:
+            lse.mul_(math.log(2))
+        return (out, lse) if return_lse else out
+
+    def _scratch(self, shape: Shape, planned: _Planned) -> torch.Tensor:
+        size = shape.scratch_elements(planned.head_dim_ckv)
+        return self._float_workspace_buffer.view(-1).view(torch.uint8)[: 4 * size].view(torch.float32)
+
+    def _check_run(
+        self,
+        planned: _Planned,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+    ) -> None:
+        """What the op cannot know: the plan. Shapes that contradict each other are left to the op."""
+        for name, t, shape, dtype in (
+            ("q_nope", q_nope, (planned.heads, planned.head_dim_ckv), planned.q_dtype),
+            ("q_pe", q_pe, (planned.heads, planned.head_dim_kpe), planned.q_dtype),
+            ("ckv_cache", ckv_cache, (planned.page_size, planned.head_dim_ckv), planned.kv_dtype),
+            ("kpe_cache", kpe_cache, (planned.page_size, planned.head_dim_kpe), planned.kv_dtype),
+        ):
+            if t.dim() == 4:
+                fail(WRAPPER, name, "3-D", describe(t), f"pass {name}.squeeze() of the axis of length 1")
+            if t.dim() != 3 or tuple(t.shape[1:]) != shape:
+                fail(WRAPPER, name, f"of shape [*, {shape[0]}, {shape[1]}] as planned", list(t.shape))
+            if t.dtype != dtype:
+                fail(WRAPPER, name, f"of the planned dtype {dtype}", t.dtype)
+        # A captured graph's planner may have been called since; the graph itself fixes the rows.
+        if not self._use_cuda_graph and self._host is not None and q_nope.size(0) != self._host.total_q:
+            fail(WRAPPER, "q_nope", f"of {self._host.total_q} rows as planned", q_nope.size(0))

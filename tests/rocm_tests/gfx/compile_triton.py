@@ -1,0 +1,83 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the Triton kernels for an AMD architecture, as they are launched there, and says what came out as JSON.
+
+A program, not a test: kernels that were declared for Triton's interpreter cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flashinfer.backends.triton.kernels import mla as kernels
+from flashinfer.backends.triton.mla import Tuning, tuning
+
+LDS_BYTES = 64 << 10
+POINTERS = {
+    "kv_indices": "*i32",
+    "schedule": "*i32",
+    "partial": "*fp32",
+    "partial_lse": "*fp32",
+    "lse": "*fp32",
+}
+FP8 = {"gfx942": "fp8e4b8", "gfx950": "fp8e4nv"}
+# Strides that are multiples of 16 in every real cache, which is what makes 16-byte loads possible.
+ALIGNED = ("ckv_page", "ckv_slot", "kpe_page", "kpe_slot", "q_nope_token", "q_nope_head", "q_pe_token", "q_pe_head")
+
+
+def compiled(arch: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], tune: Tuning) -> dict[str, Any]:
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else types.get(n, POINTERS.get(n, "i32")) for n in names}
+    divisible = [[["tt.divisibility", 16]], [n for n in names if signature[n].startswith("*") or n in ALIGNED]]
+    attributes = {(names.index(n),): divisible[0] for n in divisible[1]}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": tune.warps, "num_stages": tune.stages}
+    made = triton.compile(source, target=GPUTarget("hip", arch, 64), options=options)
+    text = made.asm["amdgcn"]
+
+    def number(field: str) -> int:
+        return int(re.findall(rf"\.{field}:\s+(\d+)", text)[0])
+
+    return {
+        "lds": made.metadata.shared,
+        "scratch": number("private_segment_fixed_size"),
+        "spills": number("vgpr_spill_count") + number("sgpr_spill_count"),
+        "vgprs": number("vgpr_count"),
+        "mfma": len(re.findall(r"\bv_mfma_", text)),
+        "wide_loads": len(re.findall(r"\b(?:global|buffer)_load_dwordx4\b", text)),
+        "flat": len(re.findall(r"\bflat_(?:load|store)", text)),
+    }
+
+
+def main(arch: str) -> None:
+    report = {}
+    scalars = {"score_scale": "fp32", "pe_scale": "fp32", "out_scale": "fp32"}
+    for rows in (16, 32, 64):
+        tune = tuning(rows, LDS_BYTES)
+        shape = {"PARTS": 2 if rows == 64 else 1, "ROWS": rows, "DV": 512}
+        for kv, page_size, causal in (("bf16", 1, False), ("bf16", 16, True), (FP8[arch], 16, True)):
+            types = {**scalars, "q_nope": "*bf16", "q_pe": "*bf16", "out": "*bf16", "ckv": f"*{kv}", "kpe": f"*{kv}"}
+            constants = {
+                **shape,
+                "CAUSAL": causal,
+                "SCALED": kv != "bf16",
+                "PAGE_SIZE": page_size,
+                "TILE": tune.tile,
+                "DR": 64,
+            }
+            name = f"mla_split rows {rows} {kv} page {page_size}"
+            report[name] = compiled(arch, kernels.mla_split, types, constants, tune)
+        merge = compiled(arch, kernels.mla_merge, {"out": "*bf16"}, {**shape, "STEP": 4}, Tuning(0, 4, 1))
+        report[f"mla_merge rows {rows}"] = merge
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

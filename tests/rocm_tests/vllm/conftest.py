@@ -1,0 +1,39 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The engines of a test; imported on first use, so that this file needs no vLLM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# vLLM reads its own when it is imported. Transfers stay on this machine.
+ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    "UCX_TLS": "tcp,sm,self",
+    "UCX_NET_DEVICES": "lo",
+    "UCX_LOG_LEVEL": "error",
+    "NIXL_LOG_LEVEL": "ERROR",
+}
+
+
+@pytest.fixture(scope="session")
+def engines() -> Any:
+    """The module `rocm_tests.vllm.engines`, which imports vLLM."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from rocm_tests.vllm import engines
+
+    return engines
+
+
+@pytest.fixture
+def fleet(engines: Any) -> Iterator[Any]:
+    fleet = engines.Fleet()
+    yield fleet
+    fleet.close()

@@ -1,0 +1,460 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Engines without a model: vLLM's real connector, scheduler and worker sides, over CPU tensors and real UCX.
+
+Nothing of vLLM is patched. What stands in for the rest of an engine: a configuration of a tiny model, an attention
+layer that only names its backend, and for the tensor-parallel group a rank and a size, so that all ranks live in one
+process.
+Importing this needs vLLM, so tests get it through the fixture `engines`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import socket
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm.distributed.parallel_state as parallel_state
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+    set_current_vllm_config,
+)
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheLayout,
+    KVCacheTensor,
+    compute_layout_strides,
+    create_kv_cache_views,
+)
+
+from flashinfer.kv import PageFormat
+from rocm_tests.vllm.backends import PLANES, WHOLE, OtherStandard, Shuffled, SplitByToken, Standard, Undeclared, XPacked
+
+__all__ = [
+    "DTYPE",
+    "LAYERS",
+    "OURS",
+    "PLANES",
+    "POISON",
+    "STOCK",
+    "WHOLE",
+    "Engine",
+    "Fleet",
+    "OtherStandard",
+    "Setup",
+    "Shuffled",
+    "SplitByToken",
+    "Standard",
+    "Undeclared",
+    "XPacked",
+    "announce",
+    "pull",
+    "push",
+    "until",
+    "values_of",
+    "wanted",
+]
+
+HEAD_DIM, PAGE_SIZE, LAYERS, DTYPE = 16, 16, 2, torch.bfloat16
+OURS, STOCK = "flashinfer.integrations.vllm.nixl", None
+POISON = -21555
+# So that collecting engines does not walk over all that vLLM imported, which takes longer than a test.
+gc.freeze()
+# Below the ephemeral range, where UCX's own listeners are: vLLM waits for ever for a port that is taken.
+_PORTS = iter(range(21000 + os.getpid() * 61 % 7000, 31000))
+
+
+def free_port() -> int:
+    for port in _PORTS:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise RuntimeError("no free port")
+
+
+class _Layer(AttentionLayerBase):
+    def __init__(self, backend: type) -> None:
+        self.backend = backend
+
+    def get_attn_backend(self) -> type:
+        return self.backend
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> None:
+        return None
+
+
+def _model(kv_heads: int) -> str:
+    folder = Path(tempfile.gettempdir()) / f"flashinfer-test-model-{os.getuid()}-{kv_heads}"
+    folder.mkdir(exist_ok=True)
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4 * kv_heads * HEAD_DIM,
+        "intermediate_size": 32,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4 * kv_heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": HEAD_DIM,
+        "vocab_size": 128,
+        "max_position_embeddings": 512,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    return str(folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What decides how an engine behaves towards a peer."""
+
+    backend: type = Standard
+    role: str = "kv_consumer"
+    tp: int = 1
+    kv_heads: int = 4
+    layout: str | None = None
+    module: str | None = OURS
+    connector: str = "NixlConnector"
+    convert: bool | str = False
+    page_format: str | None = None
+    block_size: int = PAGE_SIZE
+    blocks: int = 8
+    enforce_hash: bool = True
+
+
+class Engine:
+    """One engine: the scheduler's connector and one worker's connector for each rank."""
+
+    def __init__(self, setup: Setup, engine_id: str) -> None:
+        self.setup, self.id, self.port = setup, engine_id, free_port()
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self.port)
+        self.config = self._config()
+        self.layout = self.config.cache_config.kv_cache_layout
+        self.names = list(self.config.compilation_config.static_forward_context)
+        self.heads = max(1, setup.kv_heads // setup.tp)
+        self.workers: list[Any] = []
+        self.caches: list[dict[str, torch.Tensor]] = []
+        affinity = os.sched_getaffinity(0)
+        try:
+            for rank in range(setup.tp):
+                parallel_state._TP = types.SimpleNamespace(rank_in_group=rank, world_size=setup.tp)
+                kv_config, views = self._kv_caches()
+                with set_current_vllm_config(self.config):
+                    connector = KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, kv_config)
+                self.workers.append(connector)
+                self.caches.append(views)
+                connector.register_kv_caches(views)
+            with set_current_vllm_config(self.config):
+                self.scheduler = KVConnectorFactory.create_connector(self.config, KVConnectorRole.SCHEDULER, kv_config)
+        finally:
+            # The stock worker pins the process to one core.
+            os.sched_setaffinity(0, affinity)
+        said = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
+        self.scheduler.set_xfer_handshake_metadata_pp_aware(said)
+
+    def _config(self) -> VllmConfig:
+        setup = self.setup
+        model = _model(setup.kv_heads)
+        extra: dict[str, Any] = {"num_threads": 0, "enforce_handshake_compat": setup.enforce_hash}
+        if setup.convert:
+            extra["convert_kv_pages"] = setup.convert
+        if setup.page_format:
+            extra["page_format"] = setup.page_format
+        config = VllmConfig(
+            model_config=ModelConfig(
+                model=model, tokenizer=model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=512, seed=0
+            ),
+            cache_config=CacheConfig(block_size=setup.block_size),
+            parallel_config=ParallelConfig(tensor_parallel_size=setup.tp, distributed_executor_backend="mp"),
+            scheduler_config=SchedulerConfig.default_factory(max_model_len=512, is_encoder_decoder=False),
+            device_config=DeviceConfig(device="cpu"),
+            kv_transfer_config=KVTransferConfig(
+                kv_connector=setup.connector,
+                kv_role=setup.role,
+                engine_id=self.id,
+                kv_buffer_device="cpu",
+                kv_connector_module_path=setup.module,
+                kv_connector_extra_config=extra,
+            ),
+        )
+        for layer in range(LAYERS):
+            config.compilation_config.static_forward_context[f"model.layers.{layer}.attn"] = _Layer(setup.backend)
+        layout = setup.layout
+        if layout is None:
+            # As the engine core asks, and so through the connector's wish.
+            supported = [[known.name for known in get_supported_kv_cache_layouts([setup.backend])]]
+            with set_current_vllm_config(config):
+                layout = resolve_kv_cache_layout(config, supported).name
+        config.cache_config.kv_cache_layout = layout
+        return config
+
+    def _kv_caches(self) -> tuple[KVCacheConfig, dict[str, torch.Tensor]]:
+        layout, blocks = KVCacheLayout[self.layout], self.setup.blocks
+        spec = self.setup.backend.customize_spec(
+            FullAttentionSpec(
+                block_size=self.setup.block_size, num_kv_heads=self.heads, head_size=HEAD_DIM, dtype=DTYPE
+            )
+        )
+        page = spec.page_size_bytes
+        layer_stride, block_stride = page * blocks, page
+        if layout.name == PLANES:
+            layer_stride, block_stride = compute_layout_strides(spec, blocks, LAYERS, layout)[:2]
+        tensor = KVCacheTensor(
+            size=page * blocks * LAYERS, layers=self.names, layer_stride=layer_stride, block_stride=block_stride
+        )
+        views = create_kv_cache_views(torch.zeros(tensor.size, dtype=torch.int8), spec, blocks, layout, tensor)
+        kv_config = KVCacheConfig(
+            num_blocks=blocks, kv_cache_tensors=[tensor], kv_cache_groups=[KVCacheGroupSpec(self.names, spec)]
+        )
+        kv_config.kv_cache_layout = layout.name
+        return kv_config, dict(zip(self.names, views, strict=True))
+
+    @property
+    def page(self) -> PageFormat:
+        return PageFormat(self.setup.backend.kv_page_kind, DTYPE, self.heads, self.setup.block_size, HEAD_DIM)
+
+    def rank_heads(self, rank: int) -> slice:
+        first = rank * self.setup.kv_heads // self.setup.tp
+        return slice(first, first + self.heads)
+
+    def bits(self, rank: int, layer: int) -> torch.Tensor:
+        """All pages of a layer, `[blocks, elements]`, in the order of a page's bytes whatever the layout; a copy."""
+        return self.caches[rank][self.names[layer]].view(torch.int16).flatten(1)
+
+    def poison(self) -> None:
+        for caches in self.caches:
+            for cache in caches.values():
+                cache.view(torch.int16).fill_(POISON)
+
+    def fill(self, values: torch.Tensor) -> None:
+        """Write `values`, int16 `[layers, blocks, 2, kv heads, N, D]`, as this engine's format says."""
+        places = self.page.offsets().flatten() // 2
+        for rank, caches in enumerate(self.caches):
+            share = values[:, :, :, self.rank_heads(rank)]
+            for layer, name in enumerate(self.names):
+                pages = torch.empty(values.size(1), places.numel(), dtype=torch.int16)
+                pages[:, places] = share[layer].flatten(1)
+                view = caches[name].view(torch.int16)
+                view.copy_(pages.view(view.shape))
+
+    def read(self, blocks: Sequence[int]) -> torch.Tensor:
+        """The keys and values that this engine's kernels would see, `[layers, blocks, 2, kv heads, N, D]`."""
+        offsets = self.page.offsets()
+        found = torch.empty(LAYERS, len(blocks), 2, self.setup.kv_heads, *offsets.shape[2:], dtype=torch.int16)
+        for rank in range(self.setup.tp):
+            for layer in range(LAYERS):
+                pages = self.bits(rank, layer)[list(blocks)]
+                mine = pages[:, offsets.flatten() // 2].view(len(blocks), *offsets.shape)
+                found[layer, :, :, self.rank_heads(rank)] = mine
+        return found
+
+    def worker(self, rank: int = 0) -> Any:
+        return self.workers[rank].connector_worker
+
+    def step(self, rank: int, metadata: NixlConnectorMetadata | None = None) -> Any:
+        """One step of a rank: what an engine does before and after a forward pass."""
+        connector = self.workers[rank]
+        connector.bind_connector_metadata(metadata or NixlConnectorMetadata())
+        connector.start_load_kv(None)
+        return connector.get_transfer_results(set())
+
+    def close(self) -> None:
+        for connector in self.workers:
+            connector.shutdown()
+        # Waits a second for the listener, which nobody else does.
+        threading.Thread(target=self.scheduler.shutdown).start()
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a request ended, for each rank of the decoder."""
+
+    received: list[bool]
+    failed: list[bool]
+    bad_blocks: list[set[int]]
+    sent: int
+
+    @property
+    def arrived(self) -> bool:
+        return all(self.received) and not any(self.failed) and not any(self.bad_blocks)
+
+    @property
+    def refused(self) -> bool:
+        return all(self.received) and all(self.failed)
+
+
+def until(condition: Any, timeout: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def announce(prefill: Engine, request: str) -> None:
+    """The prefill has computed a request, and keeps its blocks for a reader."""
+    metadata = NixlConnectorMetadata()
+    metadata.reqs_in_batch = {request}
+    metadata.reqs_to_send = {request: time.perf_counter() + 60}
+    metadata.scheduler_clock = time.perf_counter()
+    for connector in prefill.workers:
+        connector.bind_connector_metadata(metadata)
+        connector.start_load_kv(None)
+
+
+def wanted(prefill: Engine, request: str, remote: Sequence[int], local: Sequence[int]) -> NixlConnectorMetadata:
+    """What the decoder's scheduler hands to its workers for a request."""
+    metadata = NixlConnectorMetadata()
+    parameters = {
+        "remote_block_ids": (list(remote),),
+        "remote_engine_id": prefill.id,
+        "remote_request_id": request,
+        "remote_host": "127.0.0.1",
+        "remote_port": prefill.port,
+        "tp_size": prefill.setup.tp,
+    }
+    metadata.add_new_req_to_recv(request, (list(local),), parameters, awaiting_kvs=True)
+    return metadata
+
+
+def pull(
+    prefill: Engine,
+    decoder: Engine,
+    request: str,
+    remote: Sequence[int] = (1, 5, 2),
+    local: Sequence[int] = (4, 0, 6),
+    timeout: float = 20.0,
+) -> Outcome:
+    """The decoder's ranks read the request's blocks, each from start to end, and the prefill sees that it was read."""
+    announce(prefill, request)
+    outcome = Outcome([], [], [], 0)
+    for rank in range(decoder.setup.tp):
+        results = [decoder.step(rank, wanted(prefill, request, remote, local))]
+
+        def over(results: list[Any] = results, rank: int = rank) -> bool:
+            if request not in results[-1].finished_recving:
+                results.append(decoder.step(rank))
+            return request in results[-1].finished_recving
+
+        outcome.received.append(until(over, timeout))
+        outcome.failed.append(request in results[-1].failed_recving)
+        outcome.bad_blocks.append(set(decoder.workers[rank].get_block_ids_with_load_errors()))
+    sent: set[int] = set()
+
+    def all_sent() -> bool:
+        for rank, connector in enumerate(prefill.workers):
+            if request in connector.get_transfer_results(set()).finished_sending:
+                sent.add(rank)
+        return len(sent) == prefill.setup.tp
+
+    until(all_sent, 0.0 if any(outcome.failed) else 2.0)
+    outcome.sent = len(sent)
+    return outcome
+
+
+def push(
+    prefill: Engine,
+    decoder: Engine,
+    request: str,
+    remote: Sequence[int] = (1, 5, 2),
+    local: Sequence[int] = (4, 0, 6),
+    timeout: float = 20.0,
+) -> Outcome:
+    """The decoder registers with the prefill, which writes; blocks are named as in `pull`."""
+    finished = NixlConnectorMetadata()
+    finished.reqs_in_batch = {request}
+    finished.reqs_to_send = {request: time.perf_counter() + 60}
+    finished.scheduler_clock = time.perf_counter()
+    finished.push_finished_blocks = {request: (list(remote),)}
+    sent = {rank for rank in range(prefill.setup.tp) if request in prefill.step(rank, finished).finished_sending}
+    registration = {
+        "request_id": request,
+        "local_block_ids": (list(local),),
+        "decode_engine_id": decoder.id,
+        "decode_host": "127.0.0.1",
+        "decode_port": decoder.port,
+        "decode_tp_size": decoder.setup.tp,
+        "remote_engine_id": prefill.id,
+        "remote_host": "127.0.0.1",
+        "remote_port": prefill.port,
+        "remote_tp_size": prefill.setup.tp,
+        "remote_pp_size": 1,
+    }
+    ranks = range(decoder.setup.tp)
+    last: dict[int, Any] = {}
+    bad: dict[int, set[int]] = {rank: set() for rank in ranks}
+    for rank in ranks:
+        metadata = wanted(prefill, request, (), local)
+        metadata.push_registrations = {request: registration}
+        last[rank] = decoder.step(rank, metadata)
+
+    def over() -> bool:
+        for rank in range(prefill.setup.tp):
+            if request in prefill.step(rank).finished_sending:
+                sent.add(rank)
+        for rank in ranks:
+            if request not in last[rank].finished_recving:
+                last[rank] = decoder.step(rank)
+                bad[rank] |= set(decoder.workers[rank].get_block_ids_with_load_errors())
+        return all(request in result.finished_recving for result in last.values())
+
+    until(over, timeout)
+    return Outcome(
+        [request in last[rank].finished_recving for rank in ranks],
+        [request in last[rank].failed_recving for rank in ranks],
+        [bad[rank] for rank in ranks],
+        len(sent),
+    )
+
+
+class Fleet:
+    """The engines of one test. Their agents poll, so none outlives its test."""
+
+    def __init__(self) -> None:
+        self._engines: dict[Setup, Engine] = {}
+        self._requests = iter(range(1 << 30))
+
+    def get(self, setup: Setup) -> Engine:
+        if setup not in self._engines:
+            self._engines[setup] = Engine(setup, f"engine-{len(self._engines)}")
+        return self._engines[setup]
+
+    def request(self) -> str:
+        return f"request-{next(self._requests)}"
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+        # An agent polls until it is collected, and left to the end of the interpreter it may hang there.
+        gc.collect()
+
+
+def values_of(prefill: Engine, seed: int = 0) -> torch.Tensor:
+    """Arbitrary keys and values for every block of an engine."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (LAYERS, prefill.setup.blocks, 2, prefill.setup.kv_heads, prefill.setup.block_size, HEAD_DIM)
+    return torch.randint(-30000, 30000, shape, dtype=torch.int16, generator=generator)

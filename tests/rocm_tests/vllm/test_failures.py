@@ -1,0 +1,217 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong stays with the request that it happened to; nothing is reported before it is true."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+REMOTE, LOCAL = (1, 5, 2), (4, 0, 6)
+
+
+@pytest.fixture
+def pair(engines: Any, fleet: Any) -> tuple[Any, Any, torch.Tensor]:
+    """A prefill on standard pages, a shuffled decoder that converts, and what the prefill holds."""
+    prefill = fleet.get(engines.Setup(role="kv_producer"))
+    decoder = fleet.get(engines.Setup(backend=engines.Shuffled, convert=True, layout=engines.PLANES, blocks=16))
+    values = engines.values_of(prefill)
+    prefill.fill(values)
+    decoder.poison()
+    return prefill, decoder, values
+
+
+class Gate:
+    """Holds conversions of a decoder until opened; counts them."""
+
+    def __init__(self, decoder: Any, monkeypatch: pytest.MonkeyPatch, fail_on: int | None = None) -> None:
+        self.opened, self.entered, self.seen = threading.Event(), threading.Event(), []
+        queue = decoder.worker()._queue
+        run = queue._run
+
+        def gated(stream: Any, planes: Any, block_ids: list[int], *rest: Any) -> Any:
+            self.entered.set()
+            assert self.opened.wait(30)
+            self.seen.append(block_ids)
+            if fail_on in block_ids:
+                raise RuntimeError("the converter broke")
+            return run(stream, planes, block_ids, *rest)
+
+        monkeypatch.setattr(queue, "_run", gated)
+
+
+def test_a_request_is_received_when_it_is_converted_and_once(
+    engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """known fault 43: until then its blocks stay reserved, after an abort too, of which a worker knows nothing."""
+    prefill, decoder, values = pair
+    gate = Gate(decoder, monkeypatch)
+    engines.announce(prefill, "slow")
+    results = [decoder.step(0, engines.wanted(prefill, "slow", REMOTE, LOCAL))]
+    assert engines.until(lambda: results.append(decoder.step(0)) or gate.entered.is_set())
+    for _ in range(20):
+        results.append(decoder.step(0))
+    assert not any(result.finished_recving for result in results)
+    worker = decoder.worker()
+    assert "slow" in worker._recving_metadata
+    assert worker._engines_with_inflight_transfers() == {prefill.id}, "the peer's state must outlive the conversion"
+    gate.opened.set()
+    assert engines.until(lambda: results.append(decoder.step(0)) or "slow" in results[-1].finished_recving)
+    for _ in range(5):
+        results.append(decoder.step(0))
+    assert sum("slow" in result.finished_recving for result in results) == 1
+    assert not any(result.failed_recving for result in results)
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+    stats = decoder.workers[0].get_kv_connector_stats()
+    assert stats.data["pages_converted"] == [3]
+    assert stats.data["bytes_converted"] == [3 * decoder.page.page_bytes * engines.LAYERS]
+    assert stats.reduce()["Pages converted"] == 3
+
+
+def test_another_request_goes_on_while_one_is_converted_or_fails(
+    engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """known fault 42"""
+    prefill, decoder, values = pair
+    gate = Gate(decoder, monkeypatch, fail_on=9)
+    gate.opened.set()
+    outcome = engines.pull(prefill, decoder, "broken", remote=(3, 4), local=(9, 10))
+    assert outcome.refused
+    assert outcome.bad_blocks == [{9, 10}]
+    good = engines.pull(prefill, decoder, "good")
+    assert good.arrived
+    assert gate.seen == [[9, 10], list(LOCAL)]
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+    stats = decoder.workers[0].get_kv_connector_stats()
+    assert stats.data["num_failed_conversions"] == [1]
+    assert stats.data["pages_converted"] == [3]
+    assert not decoder.worker()._conversions
+    assert not decoder.worker()._recving_metadata
+
+
+def test_a_refused_peer_converts_nothing_and_may_come_back(
+    engines: Any, fleet: Any, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decoder, values = pair
+    gate = Gate(decoder, monkeypatch)
+    gate.opened.set()
+    stock = fleet.get(engines.Setup(role="kv_producer", module=engines.STOCK))
+    for attempt in range(2):
+        assert engines.pull(stock, decoder, f"refused-{attempt}").refused
+    assert gate.seen == []
+    assert decoder.worker().xfer_stats.data["peers_refused"] == ["no_tag", "no_tag"]
+    assert stock.id not in decoder.worker()._agreements
+    assert engines.pull(prefill, decoder, "good").arrived
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+
+
+def test_a_failed_transfer_is_not_converted(engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decoder, _ = pair
+    gate = Gate(decoder, monkeypatch)
+    gate.opened.set()
+    nixl = decoder.worker().nixl_wrapper
+    monkeypatch.setattr(nixl, "check_xfer_state", lambda handle: "ERR")
+    outcome = engines.pull(prefill, decoder, "lost")
+    assert outcome.refused
+    assert outcome.bad_blocks == [set(LOCAL)]
+    assert gate.seen == []
+
+
+def test_shutdown_waits_for_the_converter(engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decoder, values = pair
+    gate = Gate(decoder, monkeypatch)
+    engines.announce(prefill, "slow")
+    decoder.step(0, engines.wanted(prefill, "slow", REMOTE, LOCAL))
+    assert engines.until(lambda: bool(decoder.step(0)) and gate.entered.is_set())
+    threading.Timer(0.2, gate.opened.set).start()
+    decoder.workers[0].shutdown()
+    assert gate.seen == [list(LOCAL)]
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"page_format_version": 2}, "speaks version 2"),
+        ({"page_formats": ["fi-kv/2;standard;bfloat16;h4;n16;d16"] * 2}, "fi-kv/2;standard"),
+        ({"page_formats": ["fi-kv/1;standard;bfloat16;h8;n16;d16"] * 2}, "fi-kv/1;standard;bfloat16;h8"),
+        ({"page_formats": ["fi-kv/1;standard;bfloat16;h4;n16;d16 "] * 2}, "d16 '"),
+        ({"page_formats": ["\u2603"] * 2}, "u2603"),
+        ({"page_formats": []}, "one page format for each"),
+        ({"page_formats": ["fi-kv/1;standard;bfloat16;h4;n16;d16"]}, "one page format for each"),
+        ({"region_names": ["model.layers.0.attn"] * 2}, "no pages of layer model.layers.1"),
+    ],
+    ids=str,
+)
+def test_what_a_peer_may_say_instead(engines: Any, pair: Any, change: dict[str, Any], reason: str) -> None:
+    """known fault 47"""
+    from flashinfer.integrations.vllm.nixl.metadata import decode, encode
+
+    prefill, decoder, _ = pair
+    payload = prefill.worker().xfer_handshake_metadata
+    payload.agent_metadata_bytes = encode(dataclasses.replace(decode(payload.agent_metadata_bytes), **change))
+    prefill.scheduler.shutdown()
+    prefill.scheduler.connector_scheduler._stop_event.clear()
+    prefill.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): payload})
+    assert engines.pull(prefill, decoder, "r").refused
+    assert reason in decoder.worker().last_refusal
+    assert decoder.worker()._remote_agents == {}
+
+
+def test_an_engine_whose_pages_nobody_knows_does_not_start(engines: Any, fleet: Any) -> None:
+    with pytest.raises(ValueError, match=r'"page_format" must be one of standard.*Undeclared with num_head_slots 2'):
+        fleet.get(engines.Setup(backend=engines.Undeclared))
+    with pytest.raises(ValueError, match=r'"page_format" must fit the pages of .*Shuffled.*got .standard'):
+        fleet.get(engines.Setup(backend=engines.Shuffled, page_format="standard"))
+    with pytest.raises(ValueError, match=r'"convert_kv_pages" must be true, false or "sync", got .yes'):
+        fleet.get(engines.Setup(backend=engines.Shuffled, convert="yes"))
+    with pytest.raises(ValueError, match="keeps the pages of all layers together"):
+        fleet.get(engines.Setup(layout="BLHNC"))
+
+
+def test_a_stated_format_is_used(engines: Any, fleet: Any) -> None:
+    stated = fleet.get(engines.Setup(backend=engines.Undeclared, page_format="shuffled"))
+    assert stated.layout == engines.PLANES, "two-slot pages get the layout that their backend likes best"
+    assert stated.worker()._pages.formats["model.layers.0.attn"].kind == "shuffled"
+
+
+def test_a_peer_that_comes_back_with_other_pages_is_agreed_with_anew(engines: Any, fleet: Any, pair: Any) -> None:
+    """known fault 47: nothing that was known of the engine before may be used for its successor of the same name."""
+    prefill, decoder, values = pair
+    assert engines.pull(prefill, decoder, "before").arrived
+    assert decoder.worker()._agreements[prefill.id].src is not None
+    # What vLLM does with an engine that was replaced or not used for long.
+    decoder.worker()._cleanup_remote_engine(prefill.id)
+    assert prefill.id not in decoder.worker()._agreements
+    successor = engines.Engine(dataclasses.replace(prefill.setup, backend=engines.Shuffled, blocks=12), prefill.id)
+    try:
+        values = engines.values_of(successor, seed=7)
+        successor.fill(values)
+        decoder.poison()
+        assert engines.pull(successor, decoder, "after", remote=(11, 3, 0)).arrived
+        assert decoder.worker()._agreements[prefill.id].src is None
+        assert torch.equal(decoder.read(LOCAL), values[:, [11, 3, 0]])
+    finally:
+        successor.close()
+
+
+def test_every_handle_is_released(engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """known fault 48"""
+    prefill, decoder, _ = pair
+    gate = Gate(decoder, monkeypatch, fail_on=9)
+    gate.opened.set()
+    nixl, made, released = decoder.worker().nixl_wrapper, [], []
+    make, release = nixl.make_prepped_xfer, nixl.release_xfer_handle
+    monkeypatch.setattr(nixl, "make_prepped_xfer", lambda *a, **k: made.append(make(*a, **k)) or made[-1])
+    monkeypatch.setattr(nixl, "release_xfer_handle", lambda handle: released.append(handle) or release(handle))
+    for turn in range(9):
+        local = (9, 10) if turn % 3 == 0 else (4, 6)
+        assert engines.pull(prefill, decoder, f"turn-{turn}", remote=(1, 2), local=local).refused == (turn % 3 == 0)
+    assert len(made) == 9
+    assert sorted(map(id, released)) == sorted(map(id, made))

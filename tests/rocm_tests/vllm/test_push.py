@@ -1,0 +1,85 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Push mode: the prefill writes, both sides check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+REMOTE, LOCAL = (1, 5, 2), (4, 0, 6)
+
+
+def pushed(engines: Any, fleet: Any, prefill: dict[str, Any], decode: dict[str, Any]) -> Any:
+    p = fleet.get(engines.Setup(role="kv_producer", connector="NixlPushConnector", **prefill))
+    d = fleet.get(engines.Setup(connector="NixlPushConnector", blocks=9, **decode))
+    values = engines.values_of(p)
+    p.fill(values)
+    d.poison()
+    outcome = engines.push(p, d, fleet.request(), REMOTE, LOCAL)
+    return outcome, values[:, list(REMOTE)], d.read(LOCAL), (d.read((1, 2, 3, 5, 7, 8)) == engines.POISON).all(), d
+
+
+ACCEPTED = [
+    ("Standard", "Standard", False, 1, 1),
+    ("Standard", "Standard", False, 1, 2),
+    ("Shuffled", "Shuffled", False, 1, 1),
+    ("Shuffled", "Shuffled", False, 1, 2),
+    ("Shuffled", "Shuffled", False, 2, 1),
+    ("Standard", "Shuffled", True, 1, 1),
+    ("Standard", "Shuffled", True, 2, 2),
+    ("Standard", "Shuffled", True, 2, 1),
+]
+
+
+@pytest.mark.parametrize(("prefill", "decode", "convert", "p_tp", "d_tp"), ACCEPTED, ids=str)
+def test_pushed_pages_arrive(
+    engines: Any, fleet: Any, prefill: str, decode: str, convert: bool, p_tp: int, d_tp: int
+) -> None:
+    outcome, sent, seen, rest_untouched, _ = pushed(
+        engines,
+        fleet,
+        {"backend": getattr(engines, prefill), "tp": p_tp, "convert": convert},
+        {"backend": getattr(engines, decode), "tp": d_tp, "convert": convert},
+    )
+    assert outcome.arrived, outcome
+    assert outcome.sent == p_tp
+    assert torch.equal(seen, sent)
+    assert rest_untouched
+
+
+REFUSED = [
+    # Both knobs, TP sizes, and what the decoder says.
+    ("Standard", "Shuffled", False, False, 1, 1, '"convert_kv_pages": true on this side'),
+    ("Standard", "Shuffled", False, True, 1, 1, "both sides must set"),
+    ("Standard", "Standard", True, False, 1, 1, "sends half pages"),
+    ("Shuffled", "Standard", False, True, 1, 1, "shuffled pages to standard pages is not in scope"),
+    ("Standard", "Shuffled", True, True, 1, 2, "use pull mode"),
+]
+
+
+@pytest.mark.parametrize(("prefill", "decode", "p_knob", "d_knob", "p_tp", "d_tp", "reason"), REFUSED, ids=str)
+def test_a_decoder_refuses_at_once(
+    engines: Any,
+    fleet: Any,
+    prefill: str,
+    decode: str,
+    p_knob: bool,
+    d_knob: bool,
+    p_tp: int,
+    d_tp: int,
+    reason: str,
+) -> None:
+    outcome, _, seen, _, decoder = pushed(
+        engines,
+        fleet,
+        {"backend": getattr(engines, prefill), "tp": p_tp, "convert": p_knob},
+        {"backend": getattr(engines, decode), "tp": d_tp, "convert": d_knob},
+    )
+    assert outcome.refused, outcome
+    assert reason in decoder.worker().last_refusal
+    assert (seen == engines.POISON).all()
