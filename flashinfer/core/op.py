@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from flashinfer.core import checks, env
-from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError
+from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError, LaunchError
 
 logger = logging.getLogger("flashinfer")
 
@@ -177,11 +177,16 @@ class Op:
             run = self.select(args, backend)
             if run in _self_checking:
                 return run(*args)
-        except _OBJECTIONS:
+        except _OBJECTIONS as e:
             self.check_call(args)
+            _tell_launch(e)
             raise
         self.check_call(args)
-        return run(*args)
+        try:
+            return run(*args)
+        except RuntimeError as e:
+            _tell_launch(e)
+            raise
 
     def _run_fake(self, *args_and_backend: Any) -> Any:
         *args, _ = args_and_backend
@@ -252,6 +257,13 @@ def _flat(args: Any) -> Iterator[Any]:
     """The arguments, and what is in those that are lists."""
     for a in args:
         yield from a if isinstance(a, (list, tuple)) else (a,)
+
+
+def _tell_launch(error: Exception) -> None:
+    """Raise what a shim says of a launch that the runtime refused as a `LaunchError`."""
+    text = str(error).partition("\n")[0]
+    if "launch failed with code" in text:
+        raise LaunchError(text) from error
 
 
 def _inputs(args: Any) -> str:

@@ -58,9 +58,8 @@ def convert_kv_pages(
     ------
     InvalidArgumentError
         If formats or tensors do not fit each other, or values would change without leave; on the CPU also for an id out
-        of range or listed twice, in which case nothing was changed. On a GPU a page id out of
-        range is skipped and reported through `flashinfer.check_device_errors()`, and an id listed twice gives a page of
-        undefined content.
+        of range or listed twice, in which case nothing was changed. On a GPU a page id out of range is skipped and
+        reported through `flashinfer.check_device_errors()`, and an id listed twice gives a page of undefined content.
     """
     _check_formats(src, dst)
     recode = KEEP if src.geometry == dst.geometry else _recode(src, dst, allow_inexact)

@@ -263,3 +263,15 @@ def test_explain_asks_and_does_not_run(toy: Toy) -> None:
     assert x.tolist() == [0, 0, 0]
     with pytest.raises(flashinfer.InvalidArgumentError, match="x must be 1-D"):
         flashinfer.explain(toy.name, torch.zeros(2, 2), 1.0)
+
+
+@pytest.mark.parametrize("self_checking", [False, True])
+def test_a_refused_launch_is_a_launch_error(monkeypatch: pytest.MonkeyPatch, self_checking: bool) -> None:
+    toy = Toy(f"toy_launch_{next(numbers)}", monkeypatch)
+
+    def run(x: torch.Tensor, scale: float) -> None:
+        raise RuntimeError(f"{toy.name}: launch failed with code 9\nException raised from somewhere")
+
+    setattr(toy.modules["plain"], toy.name, core.checks_arguments(run) if self_checking else run)
+    with pytest.raises(flashinfer.LaunchError, match=f"^{toy.name}: launch failed with code 9$"):
+        toy.op(torch.zeros(3), 1.0, backend="plain")
