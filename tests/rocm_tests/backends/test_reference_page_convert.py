@@ -47,8 +47,8 @@ def page_bytes(pool: GuardedPool, ids: list[int]) -> torch.Tensor:
 
 def convert(pools: list[GuardedPool], ids: torch.Tensor, src: PageFormat, dst: PageFormat) -> None:
     planes = [plane for pool in pools for plane in pool.planes]
-    geometry = (src.num_kv_heads, src.page_size, src.head_dim)
-    arguments = (planes, len(pools[0].planes), ids, src.kind, dst.kind, *geometry)
+    size = (src.num_kv_heads, src.page_size)
+    arguments = (planes, len(pools[0].planes), ids, src.kind, *size, dst.kind, *size, src.head_dim, 0)
     assert why_not_convert_kv_pages(*arguments) is None
     convert_kv_pages(*arguments)
 
@@ -166,7 +166,7 @@ def test_a_view_into_a_larger_pool() -> None:
     src, dst = PageFormat("standard", "bfloat16", 1, 16, 32), PageFormat("shuffled", "bfloat16", 1, 16, 32)
     pool = random_bits((4, 3, 1, 16, 64), torch.bfloat16)
     before = pool.clone()
-    convert_kv_pages([pool[:, 1]], 1, torch.tensor([2]), "standard", "shuffled", 1, 16, 32)
+    convert_kv_pages([pool[:, 1]], 1, torch.tensor([2]), "standard", 1, 16, "shuffled", 1, 16, 32, 0)
     expected = before.clone()
     page = before[2, 1].flatten().view(torch.uint8).view(1, -1)
     expected[2, 1] = by_offset(page, src, dst).view(torch.bfloat16).view(1, 16, 64)
