@@ -82,19 +82,25 @@ def words(device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         mine: torch.Tensor | None = getattr(_local, "words", None)
         if mine is None:
-            mine = _local.words = torch.zeros(4, dtype=torch.int64)
+            mine = _local.words = _zeros(device)
         return mine
     found = _device_words.get(device)
     if found is None:
         with _lock:
             found = _device_words.get(device)
             if found is None:
-                found = torch.zeros(4, dtype=torch.int64, device=device)
+                found = _zeros(device)
                 # Calls on other streams use the words from now on: they must be zero by then. While a graph is being
                 # captured this fails, and rightly: the words would be zeroed at each replay and not before.
                 torch.cuda.current_stream(device).synchronize()
                 _device_words[device] = found
     return found
+
+
+def _zeros(device: torch.device) -> torch.Tensor:
+    # Kept for later calls: born in inference mode they could not be cleared outside of it.
+    with torch.inference_mode(False):
+        return torch.zeros(4, dtype=torch.int64, device=device)
 
 
 def settle(fault: torch.Tensor) -> None:

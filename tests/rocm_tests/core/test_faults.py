@@ -62,6 +62,24 @@ def test_a_call_on_the_cpu_answers_for_itself_only() -> None:
     assert faults.words(CPU).tolist() == [0, 0, 0, 0]
 
 
+def test_words_first_asked_for_in_inference_mode_serve_outside_of_it() -> None:
+    """Words on the CPU are a thread's own, so a thread meets them for the first time."""
+    errors: list[str] = []
+
+    def in_a_thread() -> None:
+        with torch.inference_mode():
+            one_token()()
+        try:
+            one_token(page=9)()
+        except flashinfer.InvalidArgumentError as e:
+            errors.append(str(e))
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    assert errors == ["append_paged_kv_cache: kv_indices[0] must be a page id below 2, got 9"]
+
+
 def test_own_words_take_the_place_of_the_devices() -> None:
     own = torch.zeros(4, dtype=torch.int64)
     with faults.reported_to(own):

@@ -82,5 +82,5 @@ def test_standard_pages_convert_to_what_the_writer_leaves(writer: str, H: int, N
             tokens[slot // N, :, slot % N, 0] = case["key"][token]
             tokens[slot // N, :, slot % N, 1] = case["value"][token]
     ids = torch.arange(expected.shape[0])
-    convert_kv_pages([standard], 1, ids, "standard", KIND_OF[writer], H, N, D)
+    convert_kv_pages([standard], 1, ids, "standard", H, N, KIND_OF[writer], H, N, D, 0)
     assert_equal_bits(standard.view(torch.uint8), expected)

@@ -303,7 +303,7 @@ PLANE = torch.zeros(3, 2, 16, 32, dtype=torch.bfloat16)
             {},
             "ConversionQueue: caches must be on a GPU or on the CPU, got bfloat16[3, 2, 16, 32] on m",
         ),
-        (PLANE, {}, "convert_kv_pages: caches must be a sequence with one entry a layer, got bfloat16[3, 2, 16, 32]"),
+        (PLANE, {}, "convert_kv_pages: caches must be a list with one entry a layer, got bfloat16[3, 2, 16, 32]"),
         ([PLANE, PLANE[:2]], {}, "convert_kv_pages: planes[1] must be of the first plane's 3 pages, got 2"),
         ([PLANE.half().float()], {}, "convert_kv_pages: caches must be of 2-byte elements as bfloat16, got float32"),
         ([PLANE], {"workers": 0}, "ConversionQueue: workers must be positive, got 0"),
