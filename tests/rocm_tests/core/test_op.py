@@ -266,9 +266,7 @@ def test_explain_asks_and_does_not_run(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize("self_checking", [False, True])
-def test_a_refused_launch_is_a_launch_error(monkeypatch: pytest.MonkeyPatch, self_checking: bool) -> None:
-    toy = Toy(f"toy_launch_{next(numbers)}", monkeypatch)
-
+def test_a_refused_launch_is_a_launch_error(toy: Toy, self_checking: bool) -> None:
     def run(x: torch.Tensor, scale: float) -> None:
         raise RuntimeError(f"{toy.name}: launch failed with code 9\nException raised from somewhere")
 
