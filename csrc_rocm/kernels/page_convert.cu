@@ -75,11 +75,12 @@ struct Meeting {
 };
 
 // Makes a thread's loads return before it goes on: their sum decides about a store to LDS that is overwritten anyway.
+// Not to slot 0, where other threads may still be reading the workgroup's ticket.
 __device__ __forceinline__ void await_loads(const Vec16 (&data)[kVectors], Vec16* lds) {
   unsigned sum = 0;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) sum ^= data[i].w[0] ^ data[i].w[1] ^ data[i].w[2] ^ data[i].w[3];
-  if (sum == 0x5eed1e55u) lds[threadIdx.x].w[0] = sum;
+  if (sum == 0x5eed1e55u) lds[threadIdx.x + 1].w[0] = sum;
 }
 
 // Nobody writes to the page before all have read it. Relaxed atomics will do: only loads must come before the others'

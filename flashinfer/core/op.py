@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -24,8 +23,6 @@ import torch
 
 from flashinfer.core import checks, env
 from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError, LaunchError
-
-logger = logging.getLogger("flashinfer")
 
 LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
 OPS: dict[str, Op] = {}

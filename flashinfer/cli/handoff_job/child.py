@@ -16,7 +16,6 @@ from flashinfer.cli.handoff_job.job import DTYPES, Job
 from flashinfer.cli.handoff_job.model import LlamaRunner
 
 _RUNS = {"prefill": prefill.run, "decode": decode.run, "one-process": reference.run_one_process}
-ROLES = (*_RUNS, "transformers")
 
 
 def main(role: str, gguf: Path, dtype: torch.dtype) -> None:
