@@ -37,14 +37,13 @@ FI_HOST_DEVICE uint32_t recode_word(Recode mode, uint32_t w) {
   uint32_t magnitude = w & 0x7f7f7f7fu;
   switch (mode) {
     case Recode::kOcpToFnuzScaled: {
+      // Both NaNs become 0x80, and -0 becomes 0.
       const uint32_t nan = bytes_full(w);
-      return (magnitude & ~spread(nan)) | (sign & bytes_nonzero(w)) | nan;
+      return (magnitude & ~(nan - (nan >> 7))) | (sign & bytes_nonzero(w)) | nan;
     }
-    case Recode::kFnuzToOcpScaled: {
-      const uint32_t nan = sign & ~bytes_nonzero(w);
-      magnitude -= bytes_full(w) >> 7;
-      return ((magnitude | sign) & ~spread(nan)) | (nan - (nan >> 7));
-    }
+    case Recode::kFnuzToOcpScaled:
+      // NaN, 0x80, becomes 0x7f, and the largest codes, 0x7f and 0xff, those below them: each is one less.
+      return w - (((sign & ~bytes_nonzero(w)) | bytes_full(w)) >> 7);
     case Recode::kOcpToFnuzByValue: {
       const uint32_t nan = bytes_full(w);
       // Below 0x08 values are multiples of 2^-9, twice FNUZ's unit; from there on the exponent field grows by one.
