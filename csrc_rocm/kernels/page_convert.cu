@@ -88,13 +88,39 @@ __device__ __forceinline__ void await_loads(const Vec16 (&data)[kVectors], Vec16
 __device__ __forceinline__ void wait_for_page(const Meeting& m) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    while (load_counter(m.arrived) < m.before) {
+    // Not in the first lap: a look costs the way to the last-level cache and back.
+    while (m.before > 0 && load_counter(m.arrived) < m.before) {
     }
     atomicAdd(m.arrived, 1u);
     while (load_counter(m.arrived) < m.target) {
     }
   }
   __syncthreads();
+}
+
+template <Recode kMode>
+__device__ __forceinline__ void recode_vectors(Vec16 (&data)[kVectors]) {
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) data[i].w[w] = recode_word(kMode, data[i].w[w]);
+  }
+}
+
+// One branch a tile, not one a word.
+__device__ __forceinline__ void recode_tile(Recode mode, Vec16 (&data)[kVectors]) {
+  switch (mode) {
+    case Recode::kOcpToFnuzScaled:
+      return recode_vectors<Recode::kOcpToFnuzScaled>(data);
+    case Recode::kFnuzToOcpScaled:
+      return recode_vectors<Recode::kFnuzToOcpScaled>(data);
+    case Recode::kOcpToFnuzByValue:
+      return recode_vectors<Recode::kOcpToFnuzByValue>(data);
+    case Recode::kFnuzToOcpByValue:
+      return recode_vectors<Recode::kFnuzToOcpByValue>(data);
+    default:
+      return;
+  }
 }
 
 template <class U>
@@ -149,13 +175,7 @@ __device__ __forceinline__ void convert_tile(const ConvertParams& p, const Tilin
   } else {
     __syncthreads();
   }
-  if (U::kX == 16 && p.recode != Recode::kKeep) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-      for (int w = 0; w < 4; ++w) data[i].w[w] = recode_word(p.recode, data[i].w[w]);
-    }
-  }
+  if constexpr (U::kX == 16) recode_tile(p.recode, data);
 
   Vec16 rows[kVectors];
   // Both halves go through the same 32 KiB of LDS, K first, so that two workgroups share a gfx942 CU.
@@ -271,7 +291,7 @@ int launch_head_dim(const ConvertParams& p, gpuStream_t stream) {
 // the page to its scratch page and gathers from there; the scratch pages stay in the last-level cache, and their number
 // does not grow with the request.
 
-constexpr int kGenericThreads = 256;
+constexpr int kGenericThreads = 512;
 constexpr int kMostGroups = 4096;
 
 // A page whose halves may lie apart.
@@ -296,6 +316,7 @@ __device__ __forceinline__ Move recoded(Recode mode, Move move) {
   return move;
 }
 
+// Pages are taken by twos: where an element comes from costs divisions, and holds for both.
 template <typename Element, bool kVectors16>
 __global__ __launch_bounds__(kGenericThreads) void convert_any_kernel(const ConvertParams p) {
   const PageGeometry g{p.num_heads, p.page_size, p.head_dim, int(sizeof(Element))};
@@ -305,35 +326,50 @@ __global__ __launch_bounds__(kGenericThreads) void convert_any_kernel(const Conv
   const int64_t half = g.half_bytes();
   const int moves = int(2 * half / kBytes);
   const int items = int(p.num_blocks) * p.num_layers;
-  for (int item = int(blockIdx.x); item < items; item += int(gridDim.x)) {
-    Place source, target;
-    bool valid = find_page(p, p.from, read_fault(p), item, &source);
-    valid = find_page(p, p.to, kBlockIdRange, item, &target) && valid;
-    if (!valid) continue;
-    Halves from{source.k, source.v, half};
-    const Halves to{target.k, target.v, half};
+  for (int item = int(blockIdx.x) * kPagesAtOnce; item < items; item += int(gridDim.x) * kPagesAtOnce) {
+    Halves from[kPagesAtOnce], to[kPagesAtOnce];
+    bool valid[kPagesAtOnce];
+#pragma unroll
+    for (int k = 0; k < kPagesAtOnce; ++k) {
+      Place source, target;
+      valid[k] = item + k < items;
+      if (!valid[k]) continue;
+      valid[k] = find_page(p, p.from, read_fault(p), item + k, &source);
+      valid[k] = find_page(p, p.to, kBlockIdRange, item + k, &target) && valid[k];
+      from[k] = Halves{source.k, source.v, half};
+      to[k] = Halves{target.k, target.v, half};
+    }
     if (p.in_place) {
-      uint8_t* const scratch = p.scratch + int64_t(blockIdx.x) * 2 * half;
-      for (int i = int(threadIdx.x); i < moves; i += kGenericThreads) {
-        store_vec(scratch + int64_t(i) * kBytes, load_vec<Move>(from.at(int64_t(i) * kBytes)));
+      uint8_t* const scratch = p.scratch + int64_t(blockIdx.x) * kPagesAtOnce * 2 * half;
+#pragma unroll
+      for (int k = 0; k < kPagesAtOnce; ++k) {
+        if (!valid[k]) continue;
+        uint8_t* const own = scratch + k * 2 * half;
+        for (int i = int(threadIdx.x); i < moves; i += kGenericThreads) {
+          store_vec(own + int64_t(i) * kBytes, load_vec<Move>(from[k].at(int64_t(i) * kBytes)));
+        }
+        from[k] = Halves{own, own + half, half};
       }
-      from = Halves{scratch, scratch + half, half};
       __syncthreads();
     }
     for (int i = int(threadIdx.x); i < moves; i += kGenericThreads) {
       int64_t first, step;
       g.source_of(p.src, p.dst, i * kCount, &first, &step);
-      union {
-        Move whole;
-        Element part[kCount];
-      } out;
-      if (kVectors16 && step == int(sizeof(Element))) {
-        out.whole = load_vec<Move>(from.at(first));
-      } else {
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) out.part[j] = load_vec<Element>(from.at(first + j * step));
+      for (int k = 0; k < kPagesAtOnce; ++k) {
+        if (!valid[k]) continue;
+        union {
+          Move whole;
+          Element part[kCount];
+        } out;
+        if (kVectors16 && step == int(sizeof(Element))) {
+          out.whole = load_vec<Move>(from[k].at(first));
+        } else {
+#pragma unroll
+          for (int j = 0; j < kCount; ++j) out.part[j] = load_vec<Element>(from[k].at(first + j * step));
+        }
+        store_vec(to[k].at(int64_t(i) * kBytes), recoded<Move, Element>(p.recode, out.whole));
       }
-      store_vec(to.at(int64_t(i) * kBytes), recoded<Move, Element>(p.recode, out.whole));
     }
     __syncthreads();
   }
@@ -341,8 +377,16 @@ __global__ __launch_bounds__(kGenericThreads) void convert_any_kernel(const Conv
 
 template <typename Element>
 int launch_any(const ConvertParams& p, gpuStream_t stream) {
-  const int64_t items = p.num_blocks * p.num_layers, most = p.in_place ? p.scratch_pages : kMostGroups;
-  const int grid = static_cast<int>(items < most ? items : most);
+  const int64_t items = p.num_blocks * p.num_layers, turns = (items + kPagesAtOnce - 1) / kPagesAtOnce;
+  int64_t most = kMostGroups;
+  if (p.in_place) {
+    // No more than run at once: the fewer scratch pages are in use, the nearer they stay.
+    int units = 0;
+    if (const int error = gpu_multiprocessors(&units)) return error;
+    most = units * kGroupsPerUnit;
+    most = p.scratch_pages / kPagesAtOnce < most ? p.scratch_pages / kPagesAtOnce : most;
+  }
+  const int grid = static_cast<int>(turns < most ? turns : most);
   if (convert_is_aligned(p)) {
     convert_any_kernel<Element, true><<<grid, kGenericThreads, 0, stream>>>(p);
   } else {

@@ -63,11 +63,14 @@ constexpr int64_t kOpConvert = 3;
 constexpr int kMaxGroups = 64;     // pages up to 4 MiB; every supported GPU holds at least that many workgroups at once
 constexpr int kTicketRing = 4095;  // counters of pages in conversion, reused in a ring; with the ticket itself 16 KiB
 
-// Workgroups of the generic kernel, each with a scratch page: enough to fill a machine of 304 units three
-// times over, within 128 MiB, which the last-level caches of gfx942 and gfx950 (256 MiB) keep.
+constexpr int kPagesAtOnce = 2;    // of a workgroup of the generic kernel
+constexpr int kGroupsPerUnit = 2;  // workgroups of the generic kernel in place, to a compute unit or multiprocessor
+
+// Scratch of the generic kernel, for two workgroups on each of 304 units, within 128 MiB, which the last-level caches
+// of gfx942 and gfx950 (256 MiB) keep.
 inline int32_t scratch_pages(int64_t half_bytes) {
-  const int64_t fits = (int64_t{128} << 20) / (2 * half_bytes);
-  return static_cast<int32_t>(fits < 1 ? 1 : fits > 912 ? 912 : fits);
+  const int64_t fits = (int64_t{128} << 20) / (2 * half_bytes * kPagesAtOnce), most = 304 * kGroupsPerUnit;
+  return kPagesAtOnce * static_cast<int32_t>(fits < 1 ? 1 : fits > most ? most : fits);
 }
 
 // The one definition of layouts on this side of the language border: the byte offset of element (kv, h, n, d).

@@ -5,6 +5,7 @@
 #include "kernels/page_convert.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include <ATen/ops/empty.h>
@@ -115,57 +116,100 @@ at::Tensor make_workspace(const at::Tensor& like, ConvertParams* p) {
   return workspace;
 }
 
-// A launch for every run of layers with equal strides, which is one launch as a rule.
-void run_layers(at::TensorList sources, int64_t sources_per_layer, at::TensorList planes, int64_t planes_per_layer,
-                ConvertParams* p) {
+// Params of a launch for every run of layers with equal strides, which is one launch as a rule. `like` has all but the
+// layers; without `sources` pages are converted in place.
+std::vector<ConvertParams> split_layers(const ConvertParams& like, at::TensorList sources, int64_t sources_per_layer,
+                                        at::TensorList planes, int64_t planes_per_layer) {
+  std::vector<ConvertParams> launches;
   const int64_t layers = static_cast<int64_t>(planes.size()) / planes_per_layer;
   for (int64_t layer = 0; layer < layers;) {
-    int64_t next = fill_layers(planes, planes_per_layer, layer, half_bytes(*p), &p->to);
-    if (p->in_place) {
-      p->from = p->to;
+    ConvertParams& p = launches.emplace_back(like);
+    int64_t next = fill_layers(planes, planes_per_layer, layer, half_bytes(p), &p.to);
+    if (p.in_place) {
+      p.from = p.to;
     } else {
-      next = std::min(next, fill_layers(sources, sources_per_layer, layer, half_bytes(*p), &p->from));
+      next = std::min(next, fill_layers(sources, sources_per_layer, layer, half_bytes(p), &p.from));
     }
-    p->num_layers = to_int32(next - layer);
+    p.num_layers = to_int32(next - layer);
     layer = next;
-    const at::Tensor workspace = make_workspace(planes[0], p);
-    check_launch(convert_kv_pages(*p, current_stream(planes[0])), "convert_kv_pages");
-    if (planes[0].is_cpu() && p->fault->code != kNoFault) return;
   }
+  return launches;
+}
+
+void run(ConvertParams* p, const at::Tensor& like) {
+  const at::Tensor workspace = make_workspace(like, p);
+  check_launch(convert_kv_pages(*p, current_stream(like)), "convert_kv_pages");
+}
+
+ConvertParams in_place_params(at::TensorList planes, int64_t planes_per_layer, const at::Tensor& block_ids,
+                              at::IntArrayRef src, at::IntArrayRef dst, int64_t head_dim, int64_t recode,
+                              const at::Tensor& fault) {
+  require(!planes.empty());
+  ConvertParams p = convert_params(planes[0], src, dst, head_dim, recode, fault);
+  require_pool(planes, planes_per_layer, block_ids, planes[0], 2 * half_bytes(p));
+  p.in_place = true;
+  p.num_blocks = block_ids.numel();
+  p.to.ids = index_array(block_ids);
+  p.to.num_pages = planes[0].size(0);
+  return p;
 }
 
 void convert_kv_pages_shim(at::TensorList planes, int64_t planes_per_layer, const at::Tensor& block_ids,
                            at::IntArrayRef src, at::IntArrayRef dst, int64_t head_dim, int64_t recode,
                            const at::Tensor& fault) {
-  require(!planes.empty());
-  ConvertParams p = convert_params(planes[0], src, dst, head_dim, recode, fault);
-  require_pool(planes, planes_per_layer, block_ids, planes[0], 2 * half_bytes(p));
+  const ConvertParams like = in_place_params(planes, planes_per_layer, block_ids, src, dst, head_dim, recode, fault);
   const c10::DeviceGuard guard(planes[0].device());
-  p.in_place = true;
-  p.num_blocks = block_ids.numel();
-  p.to.ids = index_array(block_ids);
-  p.to.num_pages = planes[0].size(0);
-  run_layers(planes, planes_per_layer, planes, planes_per_layer, &p);
+  for (ConvertParams& p : split_layers(like, {}, 1, planes, planes_per_layer)) {
+    run(&p, planes[0]);
+    if (planes[0].is_cpu() && p.fault->code != kNoFault) return;
+  }
 }
 
 void convert_kv_pages_into_shim(at::TensorList sources, int64_t sources_per_layer, const at::Tensor& source_ids,
                                 at::TensorList planes, int64_t planes_per_layer, const at::Tensor& block_ids,
                                 at::IntArrayRef src, at::IntArrayRef dst, int64_t head_dim, int64_t recode,
                                 const at::Tensor& fault) {
-  require(!planes.empty() && !sources.empty());
-  ConvertParams p = convert_params(planes[0], src, dst, head_dim, recode, fault);
-  require_pool(planes, planes_per_layer, block_ids, planes[0], 2 * half_bytes(p));
-  require_pool(sources, sources_per_layer, source_ids, planes[0], 2 * half_bytes(p));
+  require(!sources.empty());
+  ConvertParams like = in_place_params(planes, planes_per_layer, block_ids, src, dst, head_dim, recode, fault);
+  require_pool(sources, sources_per_layer, source_ids, planes[0], 2 * half_bytes(like));
   require(static_cast<int64_t>(sources.size()) * planes_per_layer ==
           static_cast<int64_t>(planes.size()) * sources_per_layer);
   require(source_ids.numel() == block_ids.numel());
   const c10::DeviceGuard guard(planes[0].device());
-  p.num_blocks = block_ids.numel();
-  p.from.ids = index_array(source_ids);
-  p.from.num_pages = sources[0].size(0);
-  p.to.ids = index_array(block_ids);
-  p.to.num_pages = planes[0].size(0);
-  run_layers(sources, sources_per_layer, planes, planes_per_layer, &p);
+  like.in_place = false;
+  like.from.ids = index_array(source_ids);
+  like.from.num_pages = sources[0].size(0);
+  for (ConvertParams& p : split_layers(like, sources, sources_per_layer, planes, planes_per_layer)) {
+    run(&p, planes[0]);
+    if (planes[0].is_cpu() && p.fault->code != kNoFault) return;
+  }
+}
+
+// What convert_kv_pages makes of a pool, as bytes on the CPU: to be made once and run often.
+void freeze_kv_pages_shim(at::TensorList planes, int64_t planes_per_layer, const at::Tensor& block_ids,
+                          at::IntArrayRef src, at::IntArrayRef dst, int64_t head_dim, int64_t recode,
+                          const at::Tensor& fault, const at::Tensor& frozen) {
+  const ConvertParams like = in_place_params(planes, planes_per_layer, block_ids, src, dst, head_dim, recode, fault);
+  const auto launches = split_layers(like, {}, 1, planes, planes_per_layer);
+  const auto size = static_cast<int64_t>(launches.size() * sizeof(ConvertParams));
+  frozen.resize_({size});
+  std::memcpy(frozen.mutable_data_ptr(), launches.data(), static_cast<size_t>(size));
+}
+
+// The caller vouches for the pool: `frozen` holds addresses on the device of `block_ids`.
+void convert_frozen_kv_pages_shim(const at::Tensor& frozen, const at::Tensor& block_ids, const at::Tensor& fault) {
+  require(is_index_vector(block_ids, fault.device()));
+  const c10::DeviceGuard guard(block_ids.device());
+  const auto* bytes = frozen.const_data_ptr<uint8_t>();
+  for (int64_t at = 0; at < frozen.numel(); at += static_cast<int64_t>(sizeof(ConvertParams))) {
+    ConvertParams p;
+    std::memcpy(&p, bytes + at, sizeof(p));
+    p.num_blocks = block_ids.numel();
+    p.from.ids = p.to.ids = index_array(block_ids);
+    p.fault = fault_of(fault);
+    run(&p, block_ids);
+    if (block_ids.is_cpu() && p.fault->code != kNoFault) return;
+  }
 }
 
 }  // namespace
@@ -181,4 +225,10 @@ TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
       "int planes_per_layer, Tensor block_ids, int[] src, int[] dst, int head_dim, int recode, Tensor(b!) fault) -> "
       "()");
   m.impl("convert_kv_pages_into", c10::DispatchKey::CompositeExplicitAutograd, &fi::convert_kv_pages_into_shim);
+  m.def(
+      "freeze_kv_pages(Tensor[] planes, int planes_per_layer, Tensor block_ids, int[] src, int[] dst, int head_dim, "
+      "int recode, Tensor fault, Tensor(a!) frozen) -> ()");
+  m.impl("freeze_kv_pages", c10::DispatchKey::CompositeExplicitAutograd, &fi::freeze_kv_pages_shim);
+  m.def("convert_frozen_kv_pages(Tensor frozen, Tensor block_ids, Tensor(a!) fault) -> ()");
+  m.impl("convert_frozen_kv_pages", c10::DispatchKey::CompositeExplicitAutograd, &fi::convert_frozen_kv_pages_shim);
 }

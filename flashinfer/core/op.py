@@ -218,6 +218,38 @@ class Op:
         """Every wanted backend with its sentence, or None if it takes the call."""
         return {name: self.functions(name)[0](*args) for name in self.wanted(backend)}
 
+    def prepare(self, args: Any, backend: str) -> Callable[..., None] | None:
+        """Check and select once for many calls that differ little.
+
+        A backend may have a third function, `prepare_<op>(*args)`, that returns a cheaper way to repeat a call, which
+        takes only what may change; that function says what.
+
+        Returns
+        -------
+        callable or None
+            None if the backend that takes the call has no such thing, or another is to be asked each time.
+
+        Raises
+        ------
+        BackendUnavailableError, InvalidArgumentError
+            As a call does.
+        """
+        self.check_call(args)
+        module = importlib.import_module(self.select(args, backend).__module__)
+        prepare = getattr(module, f"prepare_{self.name}", None)
+        if prepare is None:
+            return None
+        run = prepare(*args)
+
+        def repeat(*changed: Any) -> None:
+            try:
+                run(*changed)
+            except RuntimeError as e:
+                _tell_launch(e)
+                raise
+
+        return repeat
+
     @contextlib.contextmanager
     def asked_only(self) -> Iterator[dict[str, str | None]]:
         """Inside, eager calls are checked and answered with `reasons`, and not run."""

@@ -11,6 +11,7 @@ from flashinfer.kv.format import KINDS, PageFormat
 from flashinfer.kv.negotiate import (
     BIT_EXACT,
     DEFAULT,
+    EXACT,
     ConversionPlan,
     Convert,
     Reject,
@@ -21,12 +22,14 @@ from flashinfer.kv.negotiate import (
 
 if TYPE_CHECKING:
     from flashinfer.kv.convert import convert_kv_pages, convert_kv_pages_into, scale_factor
+    from flashinfer.kv.converter import PageConverter
     from flashinfer.kv.queue import ConversionHandle, ConversionQueue
 
 # Loaded late, so that formats and negotiation can be had without the ops.
 _LATE = {
     "ConversionHandle": "queue",
     "ConversionQueue": "queue",
+    "PageConverter": "converter",
     "convert_kv_pages": "convert",
     "convert_kv_pages_into": "convert",
     "scale_factor": "convert",
@@ -35,11 +38,13 @@ _LATE = {
 __all__ = [
     "BIT_EXACT",
     "DEFAULT",
+    "EXACT",
     "KINDS",
     "ConversionHandle",
     "ConversionPlan",
     "ConversionQueue",
     "Convert",
+    "PageConverter",
     "PageFormat",
     "Reject",
     "Same",

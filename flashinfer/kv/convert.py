@@ -61,14 +61,9 @@ def convert_kv_pages(
         of range or listed twice, in which case nothing was changed. On a GPU a page id out of range is skipped and
         reported through `flashinfer.check_device_errors()`, and an id listed twice gives a page of undefined content.
     """
-    _check_formats(src, dst)
-    recode = KEEP if src.geometry == dst.geometry else _recode(src, dst, allow_inexact)
-    planes, per_layer = _planes("caches", caches)
-    if not planes:
-        return
-    if isinstance(planes[0], torch.Tensor) and planes[0].element_size() != src.element_size:
-        fail(ops.OP, "caches", f"of {src.element_size}-byte elements as {src.dtype}", describe(planes[0]))
-    ops.convert_kv_pages(planes, per_layer, block_ids, *_layouts(src, dst), recode.code, backend=backend)
+    planes, per_layer, rest = call_arguments(caches, src, dst, allow_inexact)
+    if planes:
+        ops.convert_kv_pages(planes, per_layer, block_ids, *rest, backend=backend)
 
 
 def convert_kv_pages_into(
@@ -108,6 +103,21 @@ def convert_kv_pages_into(
         if planes and isinstance(planes[0], torch.Tensor) and planes[0].element_size() != src.element_size:
             fail(ops.INTO, name, f"of {src.element_size}-byte elements as {src.dtype}", describe(planes[0]))
     ops.convert_kv_pages_into(*read, source_ids, *written, block_ids, *_layouts(src, dst), recode.code, backend=backend)
+
+
+def call_arguments(
+    caches: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
+    src: PageFormat,
+    dst: PageFormat,
+    allow_inexact: bool,
+) -> tuple[list[torch.Tensor], int, tuple[str, int, int, str, int, int, int, int]]:
+    """Arguments of the op before its `block_ids`, of which there are two, and after."""
+    _check_formats(src, dst)
+    recode = KEEP if src.geometry == dst.geometry else _recode(src, dst, allow_inexact)
+    planes, per_layer = _planes("caches", caches)
+    if planes and isinstance(planes[0], torch.Tensor) and planes[0].element_size() != src.element_size:
+        fail(ops.OP, "caches", f"of {src.element_size}-byte elements as {src.dtype}", describe(planes[0]))
+    return planes, per_layer, (*_layouts(src, dst), recode.code)
 
 
 def _layouts(src: PageFormat, dst: PageFormat) -> tuple[str, int, int, str, int, int, int]:

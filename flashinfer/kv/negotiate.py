@@ -8,7 +8,12 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
+from flashinfer.core.dtypes import FP8, recode
+from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.kv.format import DTYPES, KINDS, PageFormat, why_not_format
+
+RECODES = ("no", "exact", "any")
+FP8_NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in FP8)
 
 _LONGEST_TAG_SHOWN = 120
 
@@ -20,19 +25,33 @@ class Scope:
     Parameters
     ----------
     pairs
-        Ordered `(source kind, destination kind)` pairs.
+        Ordered `(source kind, destination kind)` pairs. Pages of one kind that differ otherwise need no pair.
     dtypes
-        Element types.
+        Element types of the local pages.
     page_sizes
-        Tokens of a page; None for any.
+        Tokens of a local page; None for any.
     scales
         Whether pages that carry scales are in scope.
+    token_blocks
+        Whether several of the peer's pages may make one local page, of a multiple of their tokens.
+    head_pieces
+        Whether head slices of several ranks may make one local page, each slice a whole little page.
+    recode
+        Whether bytes may be re-encoded between the two flavours of 8-bit floats: "no", "exact" (every value survives,
+        the scale included) or "any".
     """
 
     pairs: frozenset[tuple[str, str]]
     dtypes: frozenset[str]
     page_sizes: frozenset[int] | None = None
     scales: bool = False
+    token_blocks: bool = False
+    head_pieces: bool = False
+    recode: str = "no"
+
+    def __post_init__(self) -> None:
+        if self.recode not in RECODES:
+            raise InvalidArgumentError(f"Scope: recode must be one of {RECODES}, got {self.recode!r}")
 
 
 # A ROCm decoder with 16- or 32-token shuffled pages that is fed by a prefill on standard pages.
@@ -46,9 +65,17 @@ DEFAULT = Scope(
 BIT_EXACT = Scope(pairs=frozenset(itertools.permutations(KINDS, 2)), dtypes=frozenset(DTYPES))
 
 
+# Whatever `convert_kv_pages` can do without loss.
+EXACT = dataclasses.replace(BIT_EXACT, scales=True, token_blocks=True, head_pieces=True, recode="exact")
+
+
 @dataclasses.dataclass(frozen=True)
 class ConversionPlan:
-    """Received pages are `src` and become `dst`, in place."""
+    """Received pages are `src` and become `dst`, in place.
+
+    Where `src` has fewer tokens or heads than `dst`, a local page receives several, one after the other, as
+    `convert_kv_pages` says. Where the dtype changes, the scale changes by `scale_factor(src, dst)`.
+    """
 
     src: PageFormat
     dst: PageFormat
@@ -101,9 +128,9 @@ def negotiate(
         return _without_tag(local)
     if remote_tag == local.tag:
         return Same()
-    for src in _other_kinds(local):
+    for src in _others(local):
         if src.tag == remote_tag:
-            return _another_kind(src, local, convert=convert, scope=scope)
+            return _another_format(src, local, convert=convert, scope=scope)
     return Reject(
         f"{_both(local, remote_tag)}; they differ by more than the arrangement of a page, or the peer speaks "
         "another version: give both sides the same number of KV heads per rank, page size, head size, KV "
@@ -120,7 +147,7 @@ def _without_tag(local: PageFormat) -> Same | Reject:
     )
 
 
-def _another_kind(src: PageFormat, local: PageFormat, *, convert: bool, scope: Scope) -> Convert | Reject:
+def _another_format(src: PageFormat, local: PageFormat, *, convert: bool, scope: Scope) -> Convert | Reject:
     outside = _why_not_in_scope(src, local, scope)
     if outside is not None:
         return Reject(f"{_both(local, src.tag)}; {outside}: use the same page format on both sides")
@@ -133,7 +160,7 @@ def _another_kind(src: PageFormat, local: PageFormat, *, convert: bool, scope: S
 
 
 def _why_not_in_scope(src: PageFormat, dst: PageFormat, scope: Scope) -> str | None:
-    if (src.kind, dst.kind) not in scope.pairs:
+    if src.kind != dst.kind and (src.kind, dst.kind) not in scope.pairs:
         return f"converting {src.kind} pages to {dst.kind} pages is not in scope"
     if dst.dtype not in scope.dtypes:
         return f"converting {dst.dtype} pages is not in scope ({', '.join(sorted(scope.dtypes))})"
@@ -141,14 +168,29 @@ def _why_not_in_scope(src: PageFormat, dst: PageFormat, scope: Scope) -> str | N
         return f"converting {dst.page_size}-token pages is not in scope ({sorted(scope.page_sizes)})"
     if dst.scale_mode is not None and not scope.scales:
         return f"converting pages with {dst.scale_mode} scales is not in scope"
+    if src.page_size != dst.page_size and not scope.token_blocks:
+        return f"converting {src.page_size}-token pages to {dst.page_size}-token pages is not in scope"
+    if src.num_kv_heads != dst.num_kv_heads and not scope.head_pieces:
+        return f"converting pages of {src.num_kv_heads} heads to pages of {dst.num_kv_heads} heads is not in scope"
+    if src.dtype != dst.dtype:
+        found = recode(src.dtype, dst.dtype, scaled=dst.scale_mode is not None)
+        if found is None or scope.recode == "no" or (scope.recode == "exact" and not found.exact):
+            return f"converting {src.dtype} values to {dst.dtype} values is not in scope"
     return None
 
 
-def _other_kinds(local: PageFormat) -> Iterator[PageFormat]:
-    for kind in KINDS:
-        possible = why_not_format(kind, local.element_size, local.page_size, local.head_dim) is None
-        if kind != local.kind and possible:
-            yield dataclasses.replace(local, kind=kind)
+def _others(local: PageFormat) -> Iterator[PageFormat]:
+    """Every format of which one page, or a row of several, can become a local page."""
+    dtypes = FP8_NAMES if local.dtype in FP8_NAMES else (local.dtype,)
+    sizes = itertools.product(KINDS, dtypes, _divisors(local.num_kv_heads), _divisors(local.page_size))
+    for kind, dtype, heads, tokens in sizes:
+        if why_not_format(kind, local.element_size, tokens, local.head_dim) is None:
+            yield PageFormat(kind, dtype, heads, tokens, local.head_dim, local.scale_mode)
+
+
+def _divisors(number: int) -> list[int]:
+    """The number itself first: the likeliest."""
+    return [d for d in range(number, 0, -1) if number % d == 0]
 
 
 def _both(local: PageFormat, remote_tag: str) -> str:

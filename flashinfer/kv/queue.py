@@ -34,8 +34,8 @@ class ConversionQueue:
     Parameters
     ----------
     caches, src, dst, allow_inexact
-        As `convert_kv_pages` takes them. Checked here, once; what has to be compiled or loaded is. The pool must
-        outlive the queue.
+        As `PageConverter` takes them. Checked here, once; the backend is chosen, and what has to be compiled or loaded
+        is. The pool must outlive the queue.
     stream
         Where the conversions run, for a pool on a GPU; a new stream by default.
     workers

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from flashinfer.core import faults
@@ -15,7 +17,7 @@ from flashinfer.kv.format import KINDS
 
 SPEC = JitSpec(
     name="page_convert",
-    ops=("convert_kv_pages", "convert_kv_pages_into"),
+    ops=("convert_kv_pages", "convert_kv_pages_into", "freeze_kv_pages", "convert_frozen_kv_pages"),
     shims=("shims/page_convert.cc",),
     kernels=("kernels/page_convert.cu",),
     kernels_cpu=("kernels_cpu/page_convert.cc",),
@@ -56,6 +58,47 @@ def convert_kv_pages(
         fault,
     )
     faults.settle(fault)
+
+
+def prepare_convert_kv_pages(
+    planes: list[torch.Tensor],
+    planes_per_layer: int,
+    block_ids: torch.Tensor,
+    src: str,
+    src_heads: int,
+    src_page_size: int,
+    dst: str,
+    dst_heads: int,
+    dst_page_size: int,
+    head_dim: int,
+    recode: int,
+) -> Callable[[torch.Tensor], None]:
+    """The same conversion of other `block_ids`: kernel arguments are kept, and the planes not looked at again.
+
+    What is returned raises ValueError for ids that are no `[n]` int32 or int64 on the planes' device.
+    """
+    device = planes[0].device
+    module = load_module(SPEC, device)
+    frozen = torch.empty(0, dtype=torch.uint8)
+    module.freeze_kv_pages(
+        planes,
+        planes_per_layer,
+        block_ids,
+        (_NUMBERS[src], src_heads, src_page_size),
+        (_NUMBERS[dst], dst_heads, dst_page_size),
+        head_dim,
+        recode,
+        faults.words(device),
+        frozen,
+    )
+    convert = module.convert_frozen_kv_pages
+
+    def run(block_ids: torch.Tensor) -> None:
+        fault = faults.words(device)
+        convert(frozen, block_ids, fault)
+        faults.settle(fault)
+
+    return run
 
 
 def why_not_convert_kv_pages_into(sources: list[torch.Tensor], *args: object) -> str | None:

@@ -122,7 +122,7 @@ class Request:
     held: tuple[Any, ...]
 
 
-def request(shape: Shape, src: str, dst: str, scratch_pages: int = 2) -> Request:
+def request(shape: Shape, src: str, dst: str, scratch_pages: int = 4) -> Request:
     pool, fault = Pool(shape), Fault()
     ids = np.array(shape.blocks, np.int64 if shape.wide_ids else np.int32)
     scratch = np.full(scratch_pages * 2 * shape.half + 16, GUARD, np.uint8)
@@ -240,6 +240,7 @@ def test_generic_kernel(code: CodeObject, emulator: Emulator, src: str, dst: str
     expected = request(shape, src, dst).pool.converted(src, dst)
     r = request(shape, src, dst)
     kernel = code.kernel("convert_any_kernel", f"I{letter}Lb1E")
-    emulator.launch(code, kernel, (2, 1, 1), (256, 1, 1), [as_bytes(r.params)], seed=element)
+    # Two workgroups of two pages each.
+    emulator.launch(code, kernel, (2, 1, 1), (512, 1, 1), [as_bytes(r.params)], seed=element)
     np.testing.assert_array_equal(r.pool.memory, expected)
     assert r.fault.code == 0

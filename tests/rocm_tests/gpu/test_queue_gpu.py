@@ -14,7 +14,7 @@ import torch
 
 import flashinfer
 from flashinfer.core import env
-from flashinfer.kv import ConversionHandle, ConversionQueue, PageFormat
+from flashinfer.kv import ConversionHandle, ConversionQueue, PageConverter, PageFormat
 from flashinfer.testing.compare import assert_equal_bits
 from flashinfer.testing.generators import UNUSED_PAGE_ID, random_bits
 from rocm_tests.core.environment import set_variable
@@ -275,19 +275,19 @@ def test_pages_in_flight_are_refused_by_name() -> None:
 
 
 def test_an_error_of_a_launch_is_told_by_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    convert = flashinfer.convert_kv_pages
+    convert = PageConverter.__call__
     layers = Layers(SRC, device=DEVICE)
     calls: list[int] = []
 
-    def fails_second(*args: Any, **options: Any) -> None:
+    def fails_second(self: PageConverter, block_ids: torch.Tensor) -> None:
         calls.append(1)
         if len(calls) == 2:
             raise flashinfer.LaunchError("no luck")
-        convert(*args, **options)
+        convert(self, block_ids)
 
     with queue_of(layers) as queue:
         assert queue.stream is not None
-        monkeypatch.setattr("flashinfer.kv.lanes.convert_kv_pages", fails_second)
+        monkeypatch.setattr(PageConverter, "__call__", fails_second)
         pause(queue.stream)
         handles = [queue.submit(ids) for ids in ([1], [2], [3])]
         assert not handles[1].done(), "its pages are the stream's until what was launched is over"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flashinfer.kv import (
     BIT_EXACT,
+    EXACT,
     KINDS,
     ConversionPlan,
     Convert,
@@ -115,6 +116,48 @@ def test_the_other_fp8_flavour_is_rejected() -> None:
         ours = PageFormat("shuffled", "float8_e4m3fnuz", 8, 16, 128)
         theirs = PageFormat(kind, "float8_e4m3fn", 8, 16, 128)
         assert theirs.tag in rejected(ours, theirs.tag, scope=BIT_EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("heads", "tokens"), [(8, 16), (4, 64), (2, 16), (1, 32)])
+def test_little_pages_make_a_large_one_where_that_is_in_scope(kind: str, heads: int, tokens: int) -> None:
+    local = dataclasses.replace(SHUFFLED, page_size=64)
+    remote = dataclasses.replace(local, kind=kind, num_kv_heads=heads, page_size=tokens)
+    assert negotiate(local, remote.tag, convert=True, scope=EXACT) == Convert(ConversionPlan(remote, local))
+    if tokens < 64:
+        reason = rejected(local, remote.tag, scope=dataclasses.replace(EXACT, token_blocks=False))
+        assert f"converting {tokens}-token pages to 64-token pages is not in scope" in reason
+    if heads < 8:
+        reason = rejected(local, remote.tag, scope=dataclasses.replace(EXACT, head_pieces=False))
+        assert f"converting pages of {heads} heads to pages of 8 heads is not in scope" in reason
+
+
+def test_a_page_that_holds_more_than_a_local_one_is_rejected() -> None:
+    """A part of a page was never read."""
+    for what, size in (("page_size", 32), ("num_kv_heads", 16), ("page_size", 24), ("num_kv_heads", 3)):
+        remote = dataclasses.replace(STANDARD, **{what: size})
+        assert "they differ by more than the arrangement" in rejected(SHUFFLED, remote.tag, scope=EXACT)
+
+
+def test_the_other_fp8_flavour_is_converted_where_nothing_is_lost() -> None:
+    ours = PageFormat("shuffled", "float8_e4m3fnuz", 8, 16, 128, "per_tensor")
+    theirs = PageFormat("standard", "float8_e4m3fn", 8, 16, 128, "per_tensor")
+    assert negotiate(ours, theirs.tag, convert=True, scope=EXACT) == Convert(ConversionPlan(theirs, ours))
+    # The way back has a code that the other flavour lacks; without scales both have.
+    for local, remote in ((theirs, ours), (without_scale(ours), without_scale(theirs))):
+        reason = rejected(local, remote.tag, scope=EXACT)
+        assert f"converting {remote.dtype} values to {local.dtype} values is not in scope" in reason
+        lossy = dataclasses.replace(EXACT, recode="any")
+        assert negotiate(local, remote.tag, convert=True, scope=lossy) == Convert(ConversionPlan(remote, local))
+
+
+def without_scale(page: PageFormat) -> PageFormat:
+    return dataclasses.replace(page, scale_mode=None)
+
+
+def test_a_scope_of_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Scope: recode must be one of \('no', 'exact', 'any'\), got 'maybe'"):
+        dataclasses.replace(EXACT, recode="maybe")
 
 
 def test_the_reverse_direction_is_rejected_unless_in_scope() -> None:

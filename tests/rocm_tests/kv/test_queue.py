@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.kv import ConversionHandle, ConversionQueue, PageFormat
+from flashinfer.kv import ConversionHandle, ConversionQueue, PageConverter, PageFormat
 from flashinfer.testing.compare import assert_equal_bits
 from flashinfer.testing.generators import UNUSED_PAGE_ID, random_bits
 from rocm_tests.kv.pages import Layers, converted
@@ -158,14 +158,14 @@ def test_a_bad_id_is_told_by_its_request_alone(
 
 
 def test_an_error_of_a_conversion_is_told_by_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    convert = flashinfer.convert_kv_pages
+    convert = PageConverter.__call__
 
-    def fails_at_page_3(caches: Any, block_ids: torch.Tensor, *formats: PageFormat, **options: Any) -> None:
+    def fails_at_page_3(self: PageConverter, block_ids: torch.Tensor) -> None:
         if 3 in block_ids:
             raise flashinfer.LaunchError("no luck")
-        convert(caches, block_ids, *formats, **options)
+        convert(self, block_ids)
 
-    monkeypatch.setattr("flashinfer.kv.lanes.convert_kv_pages", fails_at_page_3)
+    monkeypatch.setattr(PageConverter, "__call__", fails_at_page_3)
     layers = Layers(SRC)
     with queue_of(layers) as queue:
         handles = [queue.submit(ids) for ids in ([1, 2], [3, 4], [5])]
@@ -272,12 +272,13 @@ def test_a_stream_has_nothing_to_wait_for_but_the_host(gate: Any) -> None:
         layers.check([1], SRC, DST)
 
 
-def test_the_callers_backend_is_used() -> None:
-    with queue_of(Layers(SRC)) as queue:
-        with flashinfer.use_backend("nonsense"):
-            refused = queue.submit([1])
-        assert "backend must be one of" in sentence(refused)
+def test_the_backend_is_the_one_asked_for_around_the_queue() -> None:
+    layers = Layers(SRC)
+    with flashinfer.use_backend("nonsense"), pytest.raises(flashinfer.InvalidArgumentError, match="must be one of"):
+        queue_of(layers)
+    with queue_of(layers) as queue, flashinfer.use_backend("nonsense"):
         fine(queue.submit([1]))
+    layers.check([1], SRC, DST)
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
