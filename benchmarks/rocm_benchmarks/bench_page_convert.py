@@ -3,9 +3,11 @@
 """In-place page conversion against a device-to-device copy of the same bytes, and against torch operations.
 
 Cold cache, random pages of a pool twice the request, all layers in one call, K and V planes apart. Bytes moved are two
-per byte converted, which is what a copy moves; `of copy` is the ratio of the two rates within this run.
+per byte converted, which is what a copy moves; `of copy` is the ratio of the two rates within this run. `ascending` is
+the same request with its page ids in order, which is how `ConversionQueue` passes ids that it gets on the host.
 
-  python benchmarks/rocm_benchmarks/bench_page_convert.py [--json out.jsonl] [--quick]
+  python benchmarks/rocm_benchmarks/bench_page_convert.py [--quick | --sweep] [--json out.jsonl] [--plot out.png]
+  python benchmarks/rocm_benchmarks/bench_page_convert.py --from out.jsonl --plot out.png      # no GPU needed
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from flashinfer.core.dtypes import FP8
-from flashinfer.kv import PageFormat, convert_kv_pages
+from flashinfer.kv import PageConverter, PageFormat, convert_kv_pages
 from flashinfer.testing import bench
 
 
@@ -43,7 +45,7 @@ class Case:
     @property
     def name(self) -> str:
         dtype = f"{self.dtype} -> {self.recode}" if self.recode else self.dtype
-        shape = f"N={self.page_size} H={self.heads} D={self.dim} {self.tokens // 1024}k"
+        shape = f"N={self.page_size} H={self.heads} D={self.dim} {self.tokens // 1024}k x {self.layers}"
         return f"{self.src} -> {self.dst} {dtype} {shape}"
 
 
@@ -61,6 +63,8 @@ CASES = (
     Case(*FORWARD, 4096, 0.92, dtype="float16"),
     Case(*FORWARD, 4096, 0.85, page_size=128),
     Case(*BACKWARD, 4096, 0.85, page_size=128),
+    Case(*FORWARD, 4096, layers=1),
+    Case(*FORWARD, 4096, layers=80),
     Case(*FORWARD, 4096, page_size=32),
     Case(*FORWARD, 4096, page_size=64),
     Case(*FORWARD, 4096, dim=64),
@@ -74,7 +78,18 @@ CASES = (
     Case(*FORWARD, 4096, 0.85, dtype=OCP, recode=FNUZ),
     Case(*BACKWARD, 4096, 0.85, dtype=FNUZ, recode=OCP),
 )
-# Seed figures of the proposal to convert on the decode side: milliseconds that a decode step saves with shuffled pages
+# What `--plot` draws: share of copy over request length.
+LENGTHS = tuple(1024 << i for i in range(6))
+SWEPT = (
+    Case(*FORWARD, 0),
+    Case(*BACKWARD, 0),
+    Case(*FORWARD, 0, dtype=OCP, recode=FNUZ),
+    Case(*BACKWARD, 0, dtype=FNUZ, recode=OCP),
+    Case(*FORWARD, 0, page_size=128),
+    Case("standard", "split_nhd", 0),
+)
+SWEEP = tuple(dataclasses.replace(case, tokens=tokens) for case in SWEPT for tokens in LENGTHS)
+# Figures of the proposal to convert on the decode side: milliseconds that a decode step saves with shuffled pages
 # at batch 32-64, against the default backend and against the fastest unshuffled one.
 SAVED_MS_PER_STEP = {"default backend": (0.6, 2.7), "fastest unshuffled": (0.4, 1.3)}
 HOST_BAR_US = 20.0
@@ -102,7 +117,9 @@ class Request:
             for _ in range(case.layers)
         ]
         self.ids = torch.randperm(pool, device=device)[:pages].int()
+        self.ascending = self.ids.sort().values
         self.bytes = pages * self.src.page_bytes * case.layers
+        self.bound = PageConverter(self.planes, self.src, self.dst, allow_inexact=True)  # type: ignore[arg-type]
 
     def convert(self) -> None:
         convert_kv_pages(self.planes, self.ids, self.src, self.dst, allow_inexact=True)  # type: ignore[arg-type]
@@ -155,20 +172,33 @@ def torch_ratios(request: Request, case: Case, device: torch.device, microsecond
 def run_case(case: Case, device: torch.device, environment: dict[str, str], emit: Callable[[str], None]) -> str:
     request = Request(case, device)
     timing = bench.time_gpu(lambda _: request.convert(), [None], device=device)
-    host = bench.time_cpu(lambda _: request.convert(), [None], settle=torch.cuda.synchronize, repeats=100)
+    ordered = bench.time_gpu(request.bound, [request.ascending], device=device)
+    host, bound = (
+        bench.time_cpu(lambda _, f=f: f(), [None], settle=torch.cuda.synchronize, repeats=100)
+        for f in (request.convert, lambda: request.bound(request.ids))
+    )
     moved = 2 * request.bytes
     rate, copy = timing.gbytes_per_second(moved), copy_rate(request.bytes, device)
     share, ceiling = rate / copy, in_place_share(request.bytes, copy, device)
-    extra = {"of_copy": round(share, 4), "in_place_of_copy": round(ceiling, 4), "host_us": round(host.median_us, 2)}
+    share_ordered = ordered.gbytes_per_second(moved) / copy
+    extra = {
+        "of_copy": round(share, 4),
+        "ascending_of_copy": round(share_ordered, 4),
+        "in_place_of_copy": round(ceiling, 4),
+        "host_us": round(host.median_us, 2),
+        "converter_host_us": round(bound.median_us, 2),
+    }
     row = (
-        f"{case.name:<76} {timing.median_us / 1e3:8.3f} ms {rate:7.0f} GB/s {share:6.1%} of copy"
-        f" (bare pass {ceiling:.1%}) {host.median_us:6.1f} us host"
+        f"{case.name:<81} {timing.median_us / 1e3:8.3f} ms {rate:7.0f} GB/s {share:6.1%} of copy, ascending {share_ordered:6.1%} "
+        f"(bare pass {ceiling:.1%}) host {host.median_us:6.1f}, converter {bound.median_us:5.1f} us"
     )
     bars = []
     if case.bar:
         why = f"a bare pass in place reaches {ceiling:.3f}"
-        bars.append({"bar": f"{case.name}, share of copy", "value": share, "at_least": case.bar, "why": why})
-    if (case.src, case.dst) == FORWARD and request.src.element_size == 2:
+        for order, value in (("random", share), ("ascending", share_ordered)):
+            name = f"{case.name}, {order}, share of copy"
+            bars.append({"bar": name, "value": value, "at_least": case.bar, "why": why})
+    if (case.src, case.dst) == FORWARD and request.src.element_size == 2 and case.layers == 36:
         plain, contiguous = torch_ratios(request, case, device, timing.median_us)
         extra |= {"torch_ops_ratio": plain, "contiguous_torch_ops_ratio": contiguous}
         row += f", torch ops {plain:.1f}x ({contiguous:.1f}x if made contiguous)"
@@ -176,12 +206,38 @@ def run_case(case: Case, device: torch.device, environment: dict[str, str], emit
             why = f"a bare copy would be {plain * copy / rate:.1f} times as fast as torch ops"
             bars.append({"bar": f"{case.name}, times torch ops", "value": plain, "at_least": TORCH_BAR, "why": why})
     if case == CASES[1]:
-        bars.append({"bar": f"{case.name}, host us per call", "value": host.median_us, "at_most": HOST_BAR_US})
+        bars.append({"bar": "PageConverter, 36 layers, host us", "value": bound.median_us, "at_most": HOST_BAR_US})
     described = dataclasses.asdict(case)
     emit(bench.json_line("page_convert", described, timing, bytes_moved=moved, environment=environment, **extra))
     for bar in bars:
         emit(json.dumps(bar))
     return row
+
+
+def plot(lines: Sequence[str], path: Path) -> None:
+    """Share of the copy's rate over the length of the request."""
+    from matplotlib import pyplot
+
+    curves: dict[str, dict[int, float]] = {}
+    for record in map(json.loads, lines):
+        case = {**record.get("case", {})}
+        if not case or case.pop("layers") != 36:
+            continue
+        tokens, recode = case.pop("tokens"), case.pop("recode")
+        case.pop("bar")
+        if dataclasses.replace(SWEPT[0], **case, recode=recode) not in SWEPT:
+            continue
+        label = f"{case['src']} to {case['dst']}, {case['dtype']}" + (f" to {recode}" if recode else "")
+        curves.setdefault(f"{label}, {case['page_size']}-token pages", {})[tokens] = record["of_copy"]
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for label, points in curves.items():
+        axes.plot(*zip(*sorted(points.items()), strict=True), marker="o", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("tokens of the request, 36 layers, 8 heads x 128")
+    axes.set_ylabel("share of a copy's rate")
+    axes.legend(fontsize="small", loc="lower right")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def break_even(lines: list[str]) -> list[str]:
@@ -207,16 +263,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write records here, one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="only the cases with a bar")
+    parser.add_argument("--sweep", action="store_true", help="request lengths of 1k to 32k instead, for --plot")
+    parser.add_argument("--plot", type=Path, help="draw share of copy over request length (needs matplotlib)")
+    parser.add_argument("--from", dest="records", type=Path, help="take the records of an earlier run")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("bench_page_convert: a GPU is needed")
-    device = torch.device("cuda", 0)
-    environment = bench.environment(device)
     lines: list[str] = []
-    rows = [run_case(case, device, environment, lines.append) for case in CASES if case.bar or not options.quick]
-    print("\n".join([*rows, *break_even(lines)]))
+    if options.records:
+        lines = options.records.read_text(encoding="utf-8").splitlines()
+    elif not torch.cuda.is_available():
+        sys.exit("bench_page_convert: a GPU is needed")
+    else:
+        device = torch.device("cuda", 0)
+        environment = bench.environment(device)
+        cases = SWEEP if options.sweep else [case for case in CASES if case.bar or not options.quick]
+        rows = [run_case(case, device, environment, lines.append) for case in cases]
+        print("\n".join([*rows, *break_even(lines)]))
     if options.json:
         options.json.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    if options.plot:
+        plot(lines, options.plot)
     return 0
 
 
