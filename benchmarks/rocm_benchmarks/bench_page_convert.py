@@ -189,8 +189,9 @@ def run_case(case: Case, device: torch.device, environment: dict[str, str], emit
         "converter_host_us": round(bound.median_us, 2),
     }
     row = (
-        f"{case.name:<81} {timing.median_us / 1e3:8.3f} ms {rate:7.0f} GB/s {share:6.1%} of copy, ascending {share_ordered:6.1%} "
-        f"(bare pass {ceiling:.1%}) host {host.median_us:6.1f}, converter {bound.median_us:5.1f} us"
+        f"{case.name:<81} {timing.median_us / 1e3:8.3f} ms {rate:7.0f} GB/s {share:6.1%} of copy, "
+        f"ascending {share_ordered:6.1%}, bare pass {ceiling:.1%}; "
+        f"host {host.median_us:6.1f}, converter {bound.median_us:5.1f} us"
     )
     bars = []
     if case.bar:
