@@ -1,0 +1,84 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""AITER is found by its files; code of it never runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flashinfer.core.aiter_install import AiterInstall, find_aiter, why_not_aiter
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An import path of the test's own, and a memory of nothing."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if "editable" not in repr(f).lower()])
+    monkeypatch.delitem(sys.modules, "aiter", raising=False)
+    find_aiter.cache_clear()
+    yield
+    find_aiter.cache_clear()
+
+
+def install(folder: Path, *, mode: str | None = "install", version: str | None = "0.1.7.post2.dev18") -> Path:
+    """A package that must not be executed, and its distribution."""
+    package = folder / "aiter"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    if mode is not None:
+        (package / "install_mode").write_text(mode)
+    if version is not None:
+        info = folder / f"amd_aiter-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: amd-aiter\nVersion: {version}\n")
+    return package
+
+
+def test_an_installed_package(tmp_path: Path) -> None:
+    package = install(tmp_path)
+    assert find_aiter() == AiterInstall(package, tmp_path / "aiter_meta", "0.1.7.post2.dev18")
+    assert why_not_aiter() is None
+    assert "aiter" not in sys.modules
+
+
+@pytest.mark.parametrize("mode", ["develop", None])
+def test_a_checkout(tmp_path: Path, mode: str | None) -> None:
+    (tmp_path / "aiter_meta").mkdir()  # left over from making a wheel
+    install(tmp_path, mode=mode, version=None)
+    found = find_aiter()
+    assert found is not None
+    assert (found.meta, found.csrc, found.version) == (tmp_path, tmp_path / "csrc", "unknown")
+
+
+def test_the_commit_of_an_install_from_git(tmp_path: Path) -> None:
+    install(tmp_path)
+    url = tmp_path / "amd_aiter-0.1.7.post2.dev18.dist-info" / "direct_url.json"
+    url.write_text(
+        json.dumps({"url": "git+https://example/aiter", "vcs_info": {"vcs": "git", "commit_id": "e404" * 10}})
+    )
+    found = find_aiter()
+    assert found is not None
+    assert found.commit == "e404" * 10
+    assert str(found).startswith("AITER 0.1.7.post2.dev18 (e404e404e404) in ")
+    find_aiter.cache_clear()
+    url.write_text("not json")
+    assert find_aiter() == AiterInstall(found.package, found.meta, found.version, None)
+
+
+def test_what_is_no_package_is_not_aiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_aiter() is None
+    assert why_not_aiter() == "needs the package aiter, which is not installed"
+    for make in (
+        lambda: (tmp_path / "aiter").mkdir(),
+        lambda: (tmp_path / "aiter.py").write_text("raise SystemExit\n"),
+        lambda: monkeypatch.setitem(sys.modules, "aiter", types.ModuleType("aiter")),
+    ):
+        make()
+        find_aiter.cache_clear()
+        assert find_aiter() is None
