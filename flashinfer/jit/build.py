@@ -21,13 +21,18 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 from flashinfer.core import env
 from flashinfer.core.errors import BackendUnavailableError, BuildError, MissingJITCacheError
 from flashinfer.jit import cache, ninja
-from flashinfer.jit.spec import CONFIG_HEADER, JitSpec
+from flashinfer.jit.spec import CONFIG_HEADER, Foreign, JitSpec
 from flashinfer.jit.toolchain import Toolchain
 
 _TAIL_LINES = 40
+_EXPORTS = "exports.map"
+# What makes the kernel compiler take device code whatever the file's name; hipcc is always told.
+_LANGUAGE: dict[str, tuple[str, ...]] = {"cpu": ("-x", "c++"), "hip": (), "cuda": ("-x", "cu")}
 
 
 def obtain(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None) -> tuple[Toolchain, Path]:
@@ -102,7 +107,7 @@ def build(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None, root
             with writing():
                 # Not tempfile: a cache that several users share needs the mode that the umask gives.
                 scratch.mkdir()
-            _compile(spec, toolchain, csrc, scratch, final.with_name(f"{final.name}.log"), progress)
+            _compile(spec, toolchain, csrc, scratch, final, progress)
             if cache.module_key(spec, toolchain, csrc) != key:
                 # Edited meanwhile: what was compiled is neither surely the old nor the new.
                 return build(spec, toolchain, csrc=csrc, root=asked_for)
@@ -114,8 +119,8 @@ def build(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None, root
     return final / f"{spec.name}.so"
 
 
-def steps(spec: JitSpec, toolchain: Toolchain, csrc: Path) -> list[ninja.Step]:
-    """The commands that make a module, to be run in the directory that holds the generated header."""
+def steps(spec: JitSpec, toolchain: Toolchain, csrc: Path, soname: str = "") -> list[ninja.Step]:
+    """The commands that make a module, to be run in the directory that holds the generated files."""
     found = []
     includes = ("-I.", f"-I{csrc}")
     kernel = (*toolchain.kernel_compiler().command, *toolchain.kernel_flags, *includes)
@@ -126,22 +131,55 @@ def steps(spec: JitSpec, toolchain: Toolchain, csrc: Path) -> list[ninja.Step]:
     for command, source in sources:
         path, output = str(csrc / source), f"{source.replace('/', '.')}.o"
         found.append(ninja.Step(output, (path,), (*command, "-c", path, "-o", output)))
+    more: tuple[str, ...] = ()
+    if spec.foreign is not None:
+        found += _foreign_steps(spec.foreign, toolchain, csrc)
+        more = _foreign_link_flags(spec.foreign, soname)
     objects = tuple(step.output for step in found)
     output = f"{spec.name}.so"
-    link = (*host, *objects, "-o", output, *toolchain.link_paths(), *toolchain.link_flags)
+    link = (*host, *objects, "-o", output, *toolchain.link_paths(), *toolchain.link_flags, *more)
     return [*found, ninja.Step(output, objects, link)]
 
 
+def _foreign_steps(foreign: Foreign, toolchain: Toolchain, csrc: Path) -> Iterator[ninja.Step]:
+    """Another project's sources, whose warnings are not ours to mend, and the glue to them."""
+    includes = tuple(word for folder in foreign.includes for word in ("-isystem", str(folder)))
+    torch_includes = toolchain.shim_includes() if foreign.uses_torch else ()
+    flags = (*toolchain.kernel_flags, *foreign.flags, *_LANGUAGE[toolchain.target])
+    command = (*toolchain.kernel_compiler().command, *flags)
+    for source in foreign.glue:
+        path, output = str(csrc / source), f"{source.replace('/', '.')}.o"
+        line = (*command, "-I.", f"-I{csrc}", *includes, *torch_includes, "-c", path, "-o", output)
+        yield ninja.Step(output, (path,), line)
+    for source in foreign.sources:
+        path, output = str(foreign.root / source), f"foreign.{source.replace('/', '.')}.o"
+        yield ninja.Step(output, (path,), (*command, "-w", *includes, *torch_includes, "-c", path, "-o", output))
+
+
+def _foreign_link_flags(foreign: Foreign, soname: str) -> tuple[str, ...]:
+    torch_lib = Path(torch.__file__).parent / "lib"
+    libraries = (f"-l{name}" for name in foreign.libraries if (torch_lib / f"lib{name}.so").exists())
+    # The loader takes an equal name for the same library, wherever the file lies.
+    return (f"-Wl,-soname,{soname}", "-Wl,-Bsymbolic", f"-Wl,--version-script={_EXPORTS}", *libraries)
+
+
 def namespace_of(spec: JitSpec, toolchain: Toolchain) -> str:
-    """Namespace of the module's torch ops; one per target and arch, so that unlike GPUs share a process."""
-    return f"flashinfer_{spec.name}_{toolchain.label}"
+    """Namespace of the module's torch ops; one per target and arch, so that unlike GPUs share a process.
+
+    Modules with sources of another project also name which: a process may meet several versions of it.
+    """
+    name = spec.name if spec.foreign is None else f"{spec.name}_{spec.foreign.digest[:8]}"
+    return f"flashinfer_{name}_{toolchain.label}"
 
 
 def _compile(
-    spec: JitSpec, toolchain: Toolchain, csrc: Path, scratch: Path, failure_log: Path, progress: _Progress
+    spec: JitSpec, toolchain: Toolchain, csrc: Path, scratch: Path, final: Path, progress: _Progress
 ) -> None:
+    failure_log = final.with_name(f"{final.name}.log")
     (scratch / CONFIG_HEADER).write_text(spec.config_header())
-    commands = steps(spec, toolchain, csrc)
+    if spec.foreign is not None:
+        (scratch / _EXPORTS).write_text(f"{{ global: {' '.join(f'{name};' for name in spec.foreign.exports)} local: *; }};\n")
+    commands = steps(spec, toolchain, csrc, f"lib{final.name}.so")
     (scratch / "build.ninja").write_text(ninja.render(commands))
     log = scratch / "build.log"
     progress.show("compiling")

@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flashinfer.core import env
 from flashinfer.core.errors import BackendUnavailableError
-from flashinfer.jit.spec import JitSpec, read_sources
+from flashinfer.jit.spec import Foreign, JitSpec, read_sources
 from flashinfer.jit.toolchain import KNOWN_ARCHES, Toolchain
 
 MANIFEST = "manifest.json"
@@ -95,8 +97,9 @@ def module_key(spec: JitSpec, toolchain: Toolchain, csrc: Path) -> ModuleKey:
     """Key of the module that the spec and the sources as they are now make for the toolchain."""
     if not spec.exists_for(toolchain.target):
         raise BackendUnavailableError(f"jit: module {spec.name!r} has no kernels for the target {toolchain.target}")
-    sources = read_sources(csrc, (*spec.shims, *spec.kernels_for(toolchain.target)))
-    inputs = {
+    glue = spec.foreign.glue if spec.foreign else ()
+    sources = read_sources(csrc, (*spec.shims, *spec.kernels_for(toolchain.target), *glue))
+    inputs: dict[str, object] = {
         "format": FORMAT,
         "name": spec.name,
         "ops": spec.ops,
@@ -111,7 +114,22 @@ def module_key(spec: JitSpec, toolchain: Toolchain, csrc: Path) -> ModuleKey:
         "link_flags": toolchain.link_flags,
         "torch": toolchain.torch_identity,
     }
+    if spec.foreign is not None:
+        inputs["foreign"] = _foreign_inputs(spec.foreign)
     return ModuleKey(spec.name, toolchain.label, json.dumps(inputs, sort_keys=True))
+
+
+def _foreign_inputs(foreign: Foreign) -> dict[str, object]:
+    return {
+        "identity": dict(foreign.identity),
+        "sources": foreign.sources,
+        "glue": foreign.glue,
+        "flags": foreign.flags,
+        "exports": foreign.exports,
+        "files": foreign.file_digests(),
+        # Compiled against torch's internals, which may change between builds of one version.
+        "torch": torch.version.git_version if foreign.uses_torch else None,
+    }
 
 
 def write_manifest(directory: Path, key: ModuleKey, compiler_identity: str) -> None:

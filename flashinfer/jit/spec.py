@@ -4,18 +4,92 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashinfer.core.errors import InvalidArgumentError
+from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError
 
 CONFIG_HEADER = "fi_config.h"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_ANY_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 _QUOTED_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Sources of another project that are compiled into a module, from where that project is installed.
+
+    Parameters
+    ----------
+    root
+        The project's folder.
+    sources
+        Device code of the project, relative to `root`.
+    includes
+        Folders of its headers, in the order to search.
+    glue
+        Sources of ours that include its headers, relative to our source root. They are compiled with its flags.
+    flags
+        Its compiler flags.
+    exports
+        The symbols that the module shows. All others are hidden, also those that a compiler flag cannot hide: weak
+        handles of kernels, which a second copy of the project in the process would otherwise share.
+    identity
+        What else tells one installation from another, for the manifest: names and texts.
+    uses_torch
+        Whether its sources include torch's headers.
+    libraries
+        Libraries of torch that they need, as far as this torch has them.
+    """
+
+    root: Path
+    sources: tuple[str, ...]
+    includes: tuple[Path, ...]
+    glue: tuple[str, ...]
+    flags: tuple[str, ...]
+    exports: tuple[str, ...]
+    identity: tuple[tuple[str, str], ...] = ()
+    uses_torch: bool = False
+    libraries: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Digest of the files as they were when first asked: names the module's ops in this process."""
+        return hashlib.sha256(repr(sorted(self.file_digests().items())).encode()).hexdigest()
+
+    def file_digests(self) -> dict[str, str]:
+        """Digests of the sources and of all files that they include, by names that hold no path of this machine."""
+        found: dict[Path, str] = {}
+        todo = [(f"source/{name}", self.root / name) for name in self.sources]
+        while todo:
+            name, path = todo.pop()
+            if path in found:
+                continue
+            found[path] = name
+            for include in _ANY_INCLUDE.findall(_read(path)):
+                todo += list(self._meanings(name, path, os.fsdecode(include)))[:1]
+        return {name: hashlib.sha256(_read(path)).hexdigest() for path, name in sorted(found.items())}
+
+    def _meanings(self, name: str, path: Path, include: str) -> Iterator[tuple[str, Path]]:
+        """Names and files that an include may mean, as the compiler looks it up; none for a system header."""
+        beside = (os.path.dirname(name), path.parent)
+        for label, folder in (beside, *((f"include{i}", folder) for i, folder in enumerate(self.includes))):
+            file = Path(os.path.normpath(folder / include))
+            if file.is_file():
+                yield os.path.normpath(f"{label}/{include}"), file
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise BackendUnavailableError(f"jit: {path} must be a readable file, got {e}; reinstall its package") from e
 
 
 @dataclass(frozen=True)
@@ -37,6 +111,8 @@ class JitSpec:
         Its counterpart for the target cpu, for example "kernels_cpu/page.cc".
     defines
         Names and values of the generated header `fi_config.h`, which every source may include.
+    foreign
+        Sources of another project that go into the module.
     """
 
     name: str
@@ -45,6 +121,7 @@ class JitSpec:
     kernels: tuple[str, ...] = ()
     kernels_cpu: tuple[str, ...] = ()
     defines: tuple[tuple[str, str], ...] = ()
+    foreign: Foreign | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
