@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from flashinfer.page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
     from flashinfer.page import get_batch_indices_positions as get_batch_indices_positions
     from flashinfer.page import get_seq_lens as get_seq_lens
+    from flashinfer.preparation import warmup as warmup
     from flashinfer.selection import explain as explain
 
 # Public name -> module (PEP 562). A new public op is one line here and one above. No name is that of a module of the
@@ -55,6 +56,7 @@ _EXPORTS = {
     "mla_paged_attention": "mla",
     "paged_attention": "attention",
     "use_backend": "core.op",
+    "warmup": "preparation",
 }
 
 __all__ = ["__version__", *_EXPORTS]

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashinfer.core import env
+from flashinfer.core.aiter_install import find_aiter, why_not_aiter
 from flashinfer.core.checks import fail
 from flashinfer.core.errors import InvalidArgumentError
+from flashinfer.jit import aiter_lib
 from flashinfer.jit.build import build
 from flashinfer.jit.spec import JitSpec
 from flashinfer.jit.toolchain import Toolchain
@@ -18,7 +20,7 @@ from flashinfer.jit.toolchain import Toolchain
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("names", nargs="*", help="modules; all by default")
+    parser.add_argument("names", nargs="*", help="modules; all by default, page_aiter if AITER is installed")
     parser.add_argument(
         "--arch",
         help="comma-separated: cpu, gfx942, gfx950, sm_90; default FLASHINFER_ROCM_ARCH_LIST, else cpu",
@@ -40,6 +42,11 @@ def run(args: argparse.Namespace) -> int:
         for spec in specs:
             if spec.exists_for(toolchain.target):
                 print(build(spec, toolchain, root=root), flush=True)
+    # Last, as they may fail by no fault of this package's.
+    for toolchain in toolchains:
+        if toolchain.target in aiter_lib.TARGETS and (not args.names or aiter_lib.NAME in args.names):
+            for spec in aiter_specs():
+                print(build(spec, toolchain, root=root), flush=True)
     return 0
 
 
@@ -54,9 +61,12 @@ def architectures(argument: str | None) -> tuple[str, ...]:
 
 
 def chosen(specs: Sequence[JitSpec], names: Sequence[str]) -> list[JitSpec]:
-    """The named specs, all if no name is given."""
-    known = [spec.name for spec in specs]
+    """The named specs, all if no name is given; the names of modules with AITER's kernels are let pass."""
+    optional = [spec.name for spec in aiter_specs()]
+    known = [spec.name for spec in specs] + optional
     for name in names:
+        if name == aiter_lib.NAME and not optional:
+            raise InvalidArgumentError(f"build: module {name!r} {why_not_aiter()}")
         if name not in known:
             raise InvalidArgumentError(f"build: module must be one of {known}, got {name!r}")
     return [spec for spec in specs if not names or spec.name in names]
@@ -67,3 +77,9 @@ def native_specs() -> list[JitSpec]:
     from flashinfer.backends import native
 
     return list(native.specs())
+
+
+def aiter_specs() -> list[JitSpec]:
+    """The modules with kernels of the AITER that is installed, if one is."""
+    install = find_aiter()
+    return [] if install is None else [aiter_lib.cache_spec(install)]

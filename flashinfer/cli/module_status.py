@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import argparse
 
-from flashinfer.cli.build import architectures, native_specs
-from flashinfer.jit import cache
+from flashinfer.cli.build import aiter_specs, architectures, native_specs
+from flashinfer.jit import aiter_lib, cache
 from flashinfer.jit.toolchain import Toolchain
 
 
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a line for each module and architecture, then all directories there are."""
     current = set()
     for toolchain in (Toolchain.parse(arch) for arch in architectures(args.arch)):
-        for spec in native_specs():
+        for spec in (*native_specs(), *(aiter_specs() if toolchain.target in aiter_lib.TARGETS else ())):
             if not spec.exists_for(toolchain.target):
                 continue
             found = cache.find(spec, toolchain)

@@ -6,7 +6,8 @@ An eager call runs check, selection and backend in place. Under `torch.compile`,
 call goes through `torch.ops.flashinfer.<name>`, so that an op is exactly one node of a graph.
 
 A backend is a module `flashinfer.backends.<backend>.<family>` with two functions an op: `why_not_<op>(*args)`
-returns None or a sentence, `<op>(*args)` does the work. Both take the schema's arguments without `backend`.
+returns None or a sentence, `<op>(*args)` does the work. Both take the schema's arguments without `backend`. It may have
+a third, `prepare_<op>(*args)`, which gets ready what the call needs (compiles, say) and raises where that fails.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from flashinfer.core import checks, env
-from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError, LaunchError
+from flashinfer.core.errors import BackendUnavailableError, BuildError, InvalidArgumentError, LaunchError
 
 LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
 OPS: dict[str, Op] = {}
@@ -117,6 +118,7 @@ class Op:
         self.check = check
         self.fake = fake
         self._loaded: dict[str, tuple[Callable[..., str | None], Callable[..., Any]]] = {}
+        self._prepare: dict[str, Callable[..., None]] = {}
         head, arrow, result = schema.partition(" -> ")
         LIBRARY.define(f"{name}({head}, str backend){arrow}{result}")
         LIBRARY.impl(name, self._run, "CompositeExplicitAutograd")
@@ -196,23 +198,41 @@ class Op:
         if found is None:
             module: ModuleType = importlib.import_module(f"flashinfer.backends.{backend}.{self.family}")
             found = (getattr(module, f"why_not_{self.name}"), getattr(module, self.name))
+            prepare = getattr(module, f"prepare_{self.name}", None)
+            if prepare is not None:
+                self._prepare[backend] = prepare
             self._loaded[backend] = found
         return found
 
     def select(self, args: Any, backend: str) -> Callable[..., Any]:
         """Return the function of the backend that takes the call.
 
+        Where there is a choice, a backend that could take the call but cannot be made ready is passed over: by then its
+        `why_not` knows. That compilation is disabled (`MissingJITCacheError`) passes over nothing.
+
         Raises
         ------
         BackendUnavailableError
             If none does, or the one asked for does not.
+        BuildError
+            If the one asked for does not compile.
         """
-        for name in self.wanted(backend):
+        wanted = self.wanted(backend)
+        for name in wanted:
             why_not, run = self.functions(name)
-            if why_not(*args) is None:
+            if why_not(*args) is None and (name not in self._prepare or self._ready(name, args, len(wanted) > 1)):
                 return run
         lines = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons(args, backend).items())
         raise BackendUnavailableError(f"{self.name}: no backend takes this call\n{lines}\n  inputs: {_inputs(args)}")
+
+    def _ready(self, name: str, args: Any, may_fail: bool) -> bool:
+        try:
+            self._prepare[name](*args)
+        except (BackendUnavailableError, BuildError):
+            if may_fail:
+                return False
+            raise
+        return True
 
     def reasons(self, args: Any, backend: str) -> dict[str, str | None]:
         """Every wanted backend with its sentence, or None if it takes the call."""

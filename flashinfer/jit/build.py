@@ -172,13 +172,13 @@ def namespace_of(spec: JitSpec, toolchain: Toolchain) -> str:
     return f"flashinfer_{name}_{toolchain.label}"
 
 
-def _compile(
-    spec: JitSpec, toolchain: Toolchain, csrc: Path, scratch: Path, final: Path, progress: _Progress
-) -> None:
+def _compile(spec: JitSpec, toolchain: Toolchain, csrc: Path, scratch: Path, final: Path, progress: _Progress) -> None:
     failure_log = final.with_name(f"{final.name}.log")
     (scratch / CONFIG_HEADER).write_text(spec.config_header())
     if spec.foreign is not None:
-        (scratch / _EXPORTS).write_text(f"{{ global: {' '.join(f'{name};' for name in spec.foreign.exports)} local: *; }};\n")
+        (scratch / _EXPORTS).write_text(
+            f"{{ global: {' '.join(f'{name};' for name in spec.foreign.exports)} local: *; }};\n"
+        )
     commands = steps(spec, toolchain, csrc, f"lib{final.name}.so")
     (scratch / "build.ninja").write_text(ninja.render(commands))
     log = scratch / "build.log"

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError
@@ -48,9 +48,10 @@ class Foreign:
         Libraries of torch that they need, as far as this torch has them.
     """
 
-    root: Path
+    # Where things lie does not tell two of them apart.
+    root: Path = field(compare=False)
     sources: tuple[str, ...]
-    includes: tuple[Path, ...]
+    includes: tuple[Path, ...] = field(compare=False)
     glue: tuple[str, ...]
     flags: tuple[str, ...]
     exports: tuple[str, ...]

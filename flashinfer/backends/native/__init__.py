@@ -12,6 +12,8 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from flashinfer.jit.spec import JitSpec
 
 
@@ -19,3 +21,15 @@ def specs() -> list[JitSpec]:
     """Every compiled module of the package: the `SPEC` of each module in this folder."""
     families = sorted(m.name for m in pkgutil.iter_modules(__path__))
     return [importlib.import_module(f"{__name__}.{family}").SPEC for family in families]
+
+
+def prepare_all(device: torch.device) -> dict[str, str | None]:
+    """Build and load every module that exists for the device; raises what `load_module` raises."""
+    from flashinfer.jit.load import load_module
+    from flashinfer.jit.toolchain import Toolchain
+
+    target = Toolchain.for_device(device).target
+    ready = [spec for spec in specs() if spec.exists_for(target)]
+    for spec in ready:
+        load_module(spec, device)
+    return {spec.name: None for spec in ready}
