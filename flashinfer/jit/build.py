@@ -16,6 +16,7 @@ import functools
 import os
 import shlex
 import sys
+import sysconfig
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -31,6 +32,12 @@ from flashinfer.jit.toolchain import Toolchain
 
 _TAIL_LINES = 40
 _EXPORTS = "exports.map"
+_SILENT: dict[str, tuple[str, ...]] = {
+    "cpu": ("-w",),
+    # An error by default, and AITER 0.1.7 has it: clang became stricter than the C++ it was written in.
+    "hip": ("-w", "-Wno-missing-template-arg-list-after-template-kw"),
+    "cuda": ("-w",),
+}
 # What makes the kernel compiler take device code whatever the file's name; hipcc is always told.
 _LANGUAGE: dict[str, tuple[str, ...]] = {"cpu": ("-x", "c++"), "hip": (), "cuda": ("-x", "cu")}
 
@@ -144,7 +151,10 @@ def steps(spec: JitSpec, toolchain: Toolchain, csrc: Path, soname: str = "") -> 
 def _foreign_steps(foreign: Foreign, toolchain: Toolchain, csrc: Path) -> Iterator[ninja.Step]:
     """Another project's sources, whose warnings are not ours to mend, and the glue to them."""
     includes = tuple(word for folder in foreign.includes for word in ("-isystem", str(folder)))
-    torch_includes = toolchain.shim_includes() if foreign.uses_torch else ()
+    # torch/extension.h, which such sources may include, draws in Python's headers.
+    torch_includes = (
+        (*toolchain.shim_includes(), "-isystem", sysconfig.get_path("include")) if foreign.uses_torch else ()
+    )
     flags = (*toolchain.kernel_flags, *foreign.flags, *_LANGUAGE[toolchain.target])
     command = (*toolchain.kernel_compiler().command, *flags)
     for source in foreign.glue:
@@ -153,7 +163,7 @@ def _foreign_steps(foreign: Foreign, toolchain: Toolchain, csrc: Path) -> Iterat
         yield ninja.Step(output, (path,), line)
     for source in foreign.sources:
         path, output = str(foreign.root / source), f"foreign.{source.replace('/', '.')}.o"
-        yield ninja.Step(output, (path,), (*command, "-w", *includes, *torch_includes, "-c", path, "-o", output))
+        yield ninja.Step(output, (path,), (*command, *_SILENT[toolchain.target], *includes, *torch_includes, "-c", path, "-o", output))
 
 
 def _foreign_link_flags(foreign: Foreign, soname: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,8 +128,9 @@ def _foreign_inputs(foreign: Foreign) -> dict[str, object]:
         "flags": foreign.flags,
         "exports": foreign.exports,
         "files": foreign.file_digests(),
-        # Compiled against torch's internals, which may change between builds of one version.
+        # Compiled against torch's internals, which may change between builds of one version, and Python's.
         "torch": torch.version.git_version if foreign.uses_torch else None,
+        "python": sysconfig.get_config_var("SOABI") if foreign.uses_torch else None,
     }
 
 

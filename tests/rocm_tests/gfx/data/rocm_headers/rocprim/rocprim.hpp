@@ -6,10 +6,11 @@
 
 namespace rocprim {
 namespace detail {
-template <typename T, int kControl>
+template <typename T, int kControl, int kRows = 0xF, int kBanks = 0xF, bool kBound = false>
 __device__ inline T warp_move_dpp(T value) {
   static_assert(sizeof(T) == 4, "moves of other sizes are not needed here");
-  const int moved = __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, value), kControl, 0xF, 0xF, false);
+  const int moved = __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, value), kControl, kRows, kBanks,
+                                                 kBound);
   return __builtin_bit_cast(T, moved);
 }
 }  // namespace detail

@@ -38,6 +38,12 @@ ROCM_HEADERS_FUNCTION(conj)
 ROCM_HEADERS_FUNCTION(proj)
 #undef ROCM_HEADERS_FUNCTION
 
+template <typename T>
+__host__ __device__ T abs(const complex<T>&);
+
+template <typename T>
+__host__ __device__ complex<T> polar(const T&, const T&);
+
 template <typename T, typename U>
 __host__ __device__ complex<T> pow(const T&, const U&);
 
