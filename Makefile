@@ -7,7 +7,7 @@ CSRC = $$(find csrc_rocm -name '*.h' -o -name '*.cc' -o -name '*.cu' | sort)
 # What the command line hands to pytest or to the demo: make test ARGS="-k page", make demo ARGS="--no-convert".
 ARGS ?=
 
-.PHONY: help demo test lint format venv rocm vllm clean
+.PHONY: help demo test lint format venv rocm aiter vllm clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -16,8 +16,11 @@ help: ## list the targets
 demo: venv ## prefill on standard pages, hand over through NIXL, decode on shuffled pages; fails unless identical
 	@$(BIN)/python -m flashinfer handoff $(ARGS)
 
-test: venv rocm lint vllm ## lint and every test, AMD compilation included
+test: venv rocm aiter lint vllm ## lint and every test, AMD compilation included
 	@$(BIN)/python -m pytest --timeout 900 $(ARGS)
+
+aiter: venv ## fetch the sources of AITER that the tests compile
+	@scripts/setup_aiter
 
 vllm: ## the tests of the vLLM connector, in an environment of their own
 	@scripts/setup_vllm_venv
@@ -41,4 +44,4 @@ rocm: venv ## make the ROCm compile environment, where this machine can
 	@scripts/rocm_env setup || echo "rocm: no AMD compile environment; tests that need it say so"
 
 clean: ## remove .venv, builds and caches of the tools
-	@rm -rf .venv .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-vllm .aiter build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # `make test` sets these up itself, so where it runs unattended their absence means that the set-up broke.
-MUST_RUN_IN_CI = ("amd_toolchain", "nixl", "triton")
+MUST_RUN_IN_CI = ("aiter_sources", "amd_toolchain", "nixl", "triton")
 
 
 def in_ci() -> bool:
@@ -41,9 +41,15 @@ def missing_amd_toolchain() -> str | None:
     return None if done.returncode == 0 else done.stderr.strip() or "scripts/rocm_env path fails"
 
 
+def missing_aiter_sources() -> str | None:
+    there = (ROOT / ".aiter" / ".stamp").is_file()
+    return None if there else "AITER's sources are not in .aiter; run scripts/setup_aiter"
+
+
 NEEDS: dict[str, Callable[[], str | None]] = {
     "gpu": missing_gpu,
     "aiter": lambda: missing_package("aiter"),
+    "aiter_sources": missing_aiter_sources,
     "amd_toolchain": missing_amd_toolchain,
     "triton": lambda: missing_package("triton"),
     "vllm": lambda: missing_package("vllm"),

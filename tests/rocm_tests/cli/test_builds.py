@@ -14,7 +14,10 @@ from flashinfer.cli import COMMANDS, build, main, module_status, show_config
 from flashinfer.core import env
 from flashinfer.jit import cache
 from flashinfer.version import __version__
+from rocm_tests.backends.aiter_standin import found, install
 from rocm_tests.jit.toy import SOURCES, SPEC
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,33 @@ def test_wrong_words_are_refused_before_anything_is_built(
     assert main(["build", *words]) == 1
     assert message in capsys.readouterr().err
     assert not cache.cache_root().exists()
+
+
+def test_the_module_with_aiter_is_built_where_aiter_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone and among all others, and found by a process that must not compile."""
+    monkeypatch.setattr(cache, "csrc_root", lambda: ROOT / "csrc_rocm")
+    monkeypatch.setattr(build, "native_specs", list)
+    words = ["build", "--arch", "cpu", "--out", str(tmp_path / "aot")]
+    with found(None):
+        assert main([*words, "page_aiter"]) == 1
+        assert "module 'page_aiter' needs the package aiter, which is not installed" in capsys.readouterr().err
+        assert main(words) == 0
+        assert capsys.readouterr().out == ""
+    with found(install("own_typed", tmp_path / "site"), anywhere=False):
+        assert main([*words, "page_aiter"]) == 0
+        assert capsys.readouterr().out == "", "AITER has no kernels for the CPU"
+    with found(tmp_path / "site"):
+        for names in (["page_aiter"], []):
+            assert main([*words, *names]) == 0
+            library = Path(capsys.readouterr().out.strip())
+            assert library.is_relative_to(tmp_path / "aot" / "cpu")
+        monkeypatch.setattr(module_status, "native_specs", list)
+        assert main(["module-status"]) == 0
+        assert f"page_aiter       cpu          {library}" in capsys.readouterr().out
+        monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+        assert cache.find(build.aiter_specs()[0], build.Toolchain("cpu")) == (build.Toolchain("cpu"), library)
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -81,6 +81,10 @@ class PageTable(ctypes.Structure):
     )
 
 
+class SlotMappingParams(ctypes.Structure):
+    _fields_ = (("table", PageTable), ("slots", c_uint64), ("fault", c_uint64))
+
+
 class AppendSide(ctypes.Structure):
     _fields_ = (
         ("rows", c_uint64),
