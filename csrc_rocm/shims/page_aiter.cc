@@ -35,7 +35,7 @@ bool fits_int32(int64_t value) { return value >= 0 && value <= INT32_MAX; }
 
 void require_rows(const at::Tensor& key, const at::Tensor& value) {
   require(key.dim() == 3 && value.dim() == 3 && is_alike(value, key) && key.sizes() == value.sizes());
-  require(key.numel() > 0 && is_packed(key) && is_packed(value));
+  require((key.numel() > 0 || key.size(0) == 0) && is_packed(key) && is_packed(value));
   require(fits_int32(key.stride(0)) && fits_int32(value.stride(0)) && fits_int32(key.size(1) * key.size(2)));
   require(fits_int32(key.size(0)));
 }
@@ -91,11 +91,10 @@ void append_shim(const at::Tensor& key, const at::Tensor& value, const at::Tenso
                  const at::Tensor& unit_scale, const at::Tensor& fault) {
   require(k_scale == 1 && v_scale == 1);
   const AiterRowType type = row_type(key);
-  // With no rows there is no stride to hold anything against, and AITER would launch an empty grid.
-  if (key.dim() == 3 && key.size(0) == 0) return;
   require_rows(key, value);
   require_caches(k_cache, v_cache, key);
   require_page_table(key, batch_indices, positions, kv_indices, kv_indptr);
+  if (key.size(0) == 0) return;  // AITER would launch an empty grid
   const c10::DeviceGuard guard(key.device());
   const at::Tensor slots = at::empty({key.size(0)}, key.options().dtype(at::kLong));
   void* const stream = current_stream(key);

@@ -49,8 +49,7 @@ _OWN_FLAGS = ("-DENABLE_CK=0", "-DAITER_CK_FREE=1", "-DAITER_NO_TORCH_TYPES=1")
 
 _lock = threading.RLock()
 _modules: dict[torch.device, Module] = {}
-_failures: dict[torch.device, str] = {}
-_gates: dict[torch.device, str | None] = {}
+_answers: dict[torch.device, str | None] = {}
 
 
 def cache_spec(install: AiterInstall, *, extra_includes: tuple[Path, ...] = ()) -> JitSpec:
@@ -117,12 +116,9 @@ def _text(install: AiterInstall, name: str) -> str:
 
 def why_not_cache_module(device: torch.device) -> str | None:
     """A sentence if AITER's cache kernels cannot serve the device or were found not to compile; builds nothing."""
-    failure = _failures.get(device)
-    if failure is not None:
-        return failure
-    if device not in _gates:
-        _gates[device] = _why_not_device(device)
-    return _gates[device]
+    if device not in _answers:
+        _answers[device] = _why_not_device(device)
+    return _answers[device]
 
 
 def _why_not_device(device: torch.device) -> str | None:
@@ -159,7 +155,7 @@ def cache_module(device: torch.device) -> Module:
         try:
             module = load_for(cache_spec(install), Toolchain.for_device(device))
         except (BackendUnavailableError, BuildError) as e:
-            _failures[device] = f"{install} could not be made ready for {device}: {_gist(e)}"
+            _answers[device] = f"{install} could not be made ready for {device}: {_gist(e)}"
             logger.warning("AITER's cache kernels are not used on %s: %s", device, e)
             raise
         _modules[device] = module
@@ -175,5 +171,4 @@ def _gist(error: BackendUnavailableError | BuildError) -> str:
 def forget() -> None:
     """Drop what is remembered of failures, so that the next use tries again; loaded modules stay."""
     with _lock:
-        _failures.clear()
-        _gates.clear()
+        _answers.clear()

@@ -163,7 +163,11 @@ def _foreign_steps(foreign: Foreign, toolchain: Toolchain, csrc: Path) -> Iterat
         yield ninja.Step(output, (path,), line)
     for source in foreign.sources:
         path, output = str(foreign.root / source), f"foreign.{source.replace('/', '.')}.o"
-        yield ninja.Step(output, (path,), (*command, *_SILENT[toolchain.target], *includes, *torch_includes, "-c", path, "-o", output))
+        yield ninja.Step(
+            output,
+            (path,),
+            (*command, *_SILENT[toolchain.target], *includes, *torch_includes, "-c", path, "-o", output),
+        )
 
 
 def _foreign_link_flags(foreign: Foreign, soname: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from flashinfer.core.checks import INT32_MAX
 from flashinfer.core.op import checks_arguments
 from flashinfer.jit import aiter_lib
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 # A launch counts its threads in 32 bits; AITER gives a workgroup of up to this many to each row.
 _THREADS_PER_ROW, _MOST_THREADS = 512, 2**32 - 1
 
@@ -38,6 +38,20 @@ def why_not_append_paged_kv_cache(
     k_scale: float,
     v_scale: float,
 ) -> str | None:
+    # Asked at every call, and tensors answer slowly: the usual case in as few questions as tell it from all others.
+    nnz, heads, dim = append_key.shape
+    row, page = append_key.stride(), k_cache.stride()
+    dense = heads * dim
+    if (
+        row == append_value.stride() == (row[0], dim, 1)
+        and page == v_cache.stride() == (page[0], dense, dim, 1)
+        and max(row[0], page[0]) <= INT32_MAX
+        and nnz * _THREADS_PER_ROW <= _MOST_THREADS
+        and append_key.dtype in _DTYPES
+        and k_cache.dtype == append_key.dtype
+        and kv_layout == "NHD"
+    ):
+        return aiter_lib.why_not_cache_module(append_key.device)
     if kv_layout != "NHD":
         return f"AITER writes NHD pages, got {kv_layout}"
     if append_key.dtype not in _DTYPES:

@@ -45,8 +45,7 @@ def found(folder: Path | None, *, anywhere: bool = True) -> Iterator[None]:
             patch.setattr(aiter_lib, "TARGETS", ("hip", "cpu", "cuda"))
         for module, name in (
             (aiter_lib, "_modules"),
-            (aiter_lib, "_failures"),
-            (aiter_lib, "_gates"),
+            (aiter_lib, "_answers"),
             (page, "_units"),
         ):
             patch.setattr(module, name, {})

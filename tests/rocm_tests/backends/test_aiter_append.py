@@ -12,8 +12,12 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer.backends.aiter import page
+from flashinfer.core.op import _OBJECTIONS
 from flashinfer.jit import aiter_lib
 from rocm_tests.backends.aiter_standin import INTERFACES, found, install
+from rocm_tests.contract.bad import BAD
+from rocm_tests.contract.test_contract import spoiled
 from rocm_tests.page.oracle import append_by_loop, assert_same_memory, make_batch, random_on
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -111,6 +115,26 @@ def test_bad_metadata_is_reported_by_the_slot_mapping(standin: Path, field: str,
     with pytest.raises(flashinfer.InvalidArgumentError, match=message):
         append(batch, torch.ones(18, 2, 8), torch.ones(18, 2, 8), cache)
     assert all(torch.equal(c.view(torch.int32), b.view(torch.int32)) for c, b in zip(cache, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [b[1:] for b in BAD if b[0] == "append_paged_kv_cache"], ids=lambda b: str(b)[:40]
+)
+def test_bad_arguments_reach_neither_kernel(
+    changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused in the op's words when asked by name, and by the shim where nothing was asked before."""
+    op, call = spoiled("append_paged_kv_cache", changes)
+    monkeypatch.setenv("FLASHINFER_STANDIN_LOG", str(tmp_path / "log"))
+    with found(install("own_typed", tmp_path / "site")):
+        page.prepare_device(torch.device("cpu"))
+        with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+            op(*call.arguments.values(), backend="aiter")
+        assert str(caught.value) == f"append_paged_kv_cache: {message}"
+        with pytest.raises(_OBJECTIONS) as objected:
+            page.append_paged_kv_cache(*call.arguments.values())
+        assert not str(objected.value).startswith("append_paged_kv_cache:"), "a kernel has run"
+    assert not (tmp_path / "log").exists()
 
 
 def test_what_aiter_refuses_is_an_error_and_not_the_end_of_the_process(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AITER's own cache kernels, of its wheel on PyPI, compiled into our module for AMD GPUs, and what is in that module.
 
-With TINYGRAD_SRC naming a checkout of tinygrad, its gfx942 machine code is also executed, behind our slot mapping, and is
+With TINYGRAD_SRC naming a checkout of tinygrad, its gfx942 machine code is also executed, behind our slot mapping, as
 the oracle of our writers.
 """
 
