@@ -16,6 +16,8 @@ from flashinfer.core.checks import fail
 def warmup(device: torch.device | str | int | None = None) -> dict[str, str | None]:
     """Compile what is not compiled yet, and load it, so that no later call on the device has to.
 
+    Triton's kernels are not among it: they are compiled at their first launch, for the shapes of that.
+
     For a serving process before it takes requests, and before it captures graphs. With modules that were built ahead of
     time (`python -m flashinfer build`) this takes as long as loading them.
 
