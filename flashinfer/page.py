@@ -21,6 +21,8 @@ def append_paged_kv_cache(
     kv_last_page_len: torch.Tensor,
     kv_layout: str = "NHD",
     *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     backend: str = "auto",
 ) -> None:
     """Write keys and values of new tokens into the pages of their requests.
@@ -55,6 +57,11 @@ def append_paged_kv_cache(
         Ignored, and accepted for FlashInfer's sake: positions say all that is needed.
     kv_layout
         "NHD", "HND" or "SHUFFLED".
+    k_scale, v_scale
+        For FP8 caches and float16, bfloat16 or float32 rows: what is stored is the row times the float32 reciprocal of
+        the scale, rounded to nearest even and held to the largest finite value, NaN staying NaN. The flavour is that
+        of the cache's dtype on every device: `float8_e4m3fn` (OCP) or `float8_e4m3fnuz` (FNUZ). 1.0 where rows are of
+        the cache's dtype already and move as they are.
     backend
         "auto", or the name of one.
 
@@ -78,6 +85,8 @@ def append_paged_kv_cache(
         kv_indices,
         kv_indptr,
         kv_layout,
+        k_scale,
+        v_scale,
         backend=backend,
     )
 
@@ -124,6 +133,7 @@ def append_paged_mla_kv_cache(
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
     *,
+    kv_scale: float = 1.0,
     backend: str = "auto",
 ) -> None:
     """Write compressed KV and rope keys of new tokens into the pages of their requests (MLA).
@@ -137,6 +147,8 @@ def append_paged_mla_kv_cache(
     ckv_cache, kpe_cache
         `[pages, page_size, ckv_dim]` and `[pages, page_size, kpe_dim]`, each with its own strides: two halves of one
         576-wide pool will do.
+    kv_scale
+        As `k_scale` of `append_paged_kv_cache`, for both caches.
     backend
         "auto", or the name of one.
 
@@ -154,6 +166,7 @@ def append_paged_mla_kv_cache(
         kpe_cache,
         kv_indices,
         kv_indptr,
+        kv_scale,
         backend=backend,
     )
 

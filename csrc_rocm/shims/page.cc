@@ -95,8 +95,9 @@ AppendSide append_side(const at::Tensor& rows, const at::Tensor& cache, int64_t 
 void append_paged_kv_cache_shim(const at::Tensor& key, const at::Tensor& value, const at::Tensor& batch_indices,
                                 const at::Tensor& positions, const at::Tensor& k_cache, const at::Tensor& v_cache,
                                 const at::Tensor& kv_indices, const at::Tensor& kv_indptr, c10::string_view layout,
-                                const at::Tensor& fault) {
+                                double k_scale, double v_scale, const at::Tensor& fault) {
   require_append(key, value, k_cache, v_cache, layout);
+  require(k_scale == 1 && v_scale == 1);
   require(k_cache.numel() == 0 || k_cache.const_data_ptr() != v_cache.const_data_ptr());
   require_page_table(key, batch_indices, positions, kv_indices, kv_indptr);
   const c10::DeviceGuard guard(key.device());
@@ -129,8 +130,9 @@ MlaSide mla_side(const at::Tensor& rows, const at::Tensor& cache) {
 void append_paged_mla_kv_cache_shim(const at::Tensor& ckv, const at::Tensor& kpe, const at::Tensor& batch_indices,
                                     const at::Tensor& positions, const at::Tensor& ckv_cache,
                                     const at::Tensor& kpe_cache, const at::Tensor& kv_indices,
-                                    const at::Tensor& kv_indptr, const at::Tensor& fault) {
+                                    const at::Tensor& kv_indptr, double kv_scale, const at::Tensor& fault) {
   require_append_mla(ckv, kpe, ckv_cache, kpe_cache);
+  require(kv_scale == 1);
   require(ckv_cache.numel() == 0 || kpe_cache.numel() == 0 || ckv_cache.const_data_ptr() != kpe_cache.const_data_ptr());
   require_page_table(ckv, batch_indices, positions, kv_indices, kv_indptr);
   const c10::DeviceGuard guard(ckv.device());
@@ -177,13 +179,13 @@ void get_seq_lens_shim(const at::Tensor& kv_indptr, const at::Tensor& kv_last_pa
 TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
   m.def(
       "append_paged_kv_cache(Tensor key, Tensor value, Tensor batch_indices, Tensor positions, Tensor(a!) "
-      "k_cache, "
-      "Tensor(b!) v_cache, Tensor kv_indices, Tensor kv_indptr, str layout, Tensor(c!) fault) -> ()");
+      "k_cache, Tensor(b!) v_cache, Tensor kv_indices, Tensor kv_indptr, str layout, float k_scale, float v_scale, "
+      "Tensor(c!) fault) -> ()");
   m.impl("append_paged_kv_cache", c10::DispatchKey::CompositeExplicitAutograd, &fi::append_paged_kv_cache_shim);
   m.def(
       "append_paged_mla_kv_cache(Tensor ckv, Tensor kpe, Tensor batch_indices, Tensor positions, "
-      "Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor(c!) fault) -> "
-      "()");
+      "Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, float kv_scale, "
+      "Tensor(c!) fault) -> ()");
   m.impl("append_paged_mla_kv_cache", c10::DispatchKey::CompositeExplicitAutograd, &fi::append_paged_mla_kv_cache_shim);
   m.def(
       "get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, Tensor(a!) batch_indices, "

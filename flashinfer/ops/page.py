@@ -7,11 +7,15 @@ from __future__ import annotations
 import torch
 
 from flashinfer.core.checks import INT32_MAX, describe, fail, index_vector, integer, require_tensor
+from flashinfer.core.dtypes import FP8
 from flashinfer.core.op import Op
 
 LAYOUTS = ("NHD", "HND", "SHUFFLED")
-# Bytes of an element decide how rows move; values are never looked at.
+# Bytes of an element decide how rows move; values are looked at only on their way into an FP8 cache.
 ELEMENT_SIZES = (1, 2, 4)
+QUANTIZED_FROM = (torch.float16, torch.bfloat16, torch.float32)
+# Such scales have a float32 reciprocal that is neither zero, infinite nor subnormal.
+SCALE_LEAST, SCALE_MOST = 2.0**-126, 2.0**126
 
 
 def _check_page_table(
@@ -62,16 +66,24 @@ def _check_cache(op: str, name: str, cache: torch.Tensor, rows: torch.Tensor, sh
             continue
         if cache.size(dim) != want:
             fail(op, name, f"of shape {list(shape)}", list(cache.shape))
-    if cache.dtype != rows.dtype:
-        fail(op, name, f"of dtype {rows.dtype}, that of the appended rows", cache.dtype)
+    if cache.dtype != rows.dtype and not (cache.dtype in FP8 and rows.dtype in QUANTIZED_FROM):
+        fail(op, name, f"of dtype {rows.dtype}, that of the appended rows, or FP8 for floats", cache.dtype)
     if cache.device != rows.device:
         fail(op, name, f"on {rows.device}", cache.device)
     if cache.size(-1) > 1 and cache.stride(-1) != 1:
         fail(op, name, "contiguous in its last dimension", f"stride {cache.stride()}")
 
 
+def _check_scale(op: str, name: str, scale: float, rows: torch.Tensor, cache: torch.Tensor) -> None:
+    if cache.dtype == rows.dtype:
+        if scale != 1:
+            fail(op, name, "1.0 where rows are of the cache's dtype, as they are stored as they are", scale)
+    elif not SCALE_LEAST <= scale <= SCALE_MOST:
+        fail(op, name, f"from {SCALE_LEAST} to {SCALE_MOST}", scale)
+
+
 def _check_shuffled(op: str, k_cache: torch.Tensor, v_cache: torch.Tensor, key: torch.Tensor) -> None:
-    heads, dim, x = key.size(1), key.size(2), 16 // key.element_size()
+    heads, dim, x = key.size(1), key.size(2), 16 // k_cache.element_size()
     if dim % x:
         fail(op, "append_key", f"of head dimension divisible by {x} for shuffled pages", dim)
     _check_cache(op, "k_cache", k_cache, key, ("pages", heads, dim // x, "page_size", x))
@@ -101,6 +113,8 @@ def _check_append_paged_kv_cache(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_layout: str,
+    k_scale: float,
+    v_scale: float,
 ) -> None:
     op = "append_paged_kv_cache"
     _check_rows(op, "append_key", append_key, 3)
@@ -113,23 +127,29 @@ def _check_append_paged_kv_cache(
         fail(op, "append_value", f"on {append_key.device}", append_value.device)
     _check_page_table(op, append_key, batch_indices, positions, kv_indices, kv_indptr)
     heads, dim = append_key.size(1), append_key.size(2)
+    require_tensor(op, "k_cache", k_cache)
+    require_tensor(op, "v_cache", v_cache)
     if kv_layout == "SHUFFLED":
         _check_shuffled(op, k_cache, v_cache, append_key)
-        return
-    if kv_layout == "NHD":
+    elif kv_layout == "NHD":
         _check_cache(op, "k_cache", k_cache, append_key, ("pages", "page_size", heads, dim))
+        _check_cache(op, "v_cache", v_cache, append_key, tuple(k_cache.shape))
     elif kv_layout == "HND":
         _check_cache(op, "k_cache", k_cache, append_key, ("pages", heads, "page_size", dim))
+        _check_cache(op, "v_cache", v_cache, append_key, tuple(k_cache.shape))
     else:
         fail(op, "kv_layout", f"one of {LAYOUTS}", repr(kv_layout))
-    _check_cache(op, "v_cache", v_cache, append_key, tuple(k_cache.shape))
+    if v_cache.dtype != k_cache.dtype:
+        fail(op, "v_cache", f"of k_cache's dtype {k_cache.dtype}", v_cache.dtype)
+    _check_scale(op, "k_scale", k_scale, append_key, k_cache)
+    _check_scale(op, "v_scale", v_scale, append_value, v_cache)
 
 
 append_paged_kv_cache = Op(
     "append_paged_kv_cache",
     "page",
     "Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions, Tensor(a!) k_cache, "
-    "Tensor(b!) v_cache, Tensor kv_indices, Tensor kv_indptr, str kv_layout -> ()",
+    "Tensor(b!) v_cache, Tensor kv_indices, Tensor kv_indptr, str kv_layout, float k_scale, float v_scale -> ()",
     check=_check_append_paged_kv_cache,
     backends=("native", "reference"),
 )
@@ -144,6 +164,7 @@ def _check_append_paged_mla_kv_cache(
     kpe_cache: torch.Tensor,
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
+    kv_scale: float,
 ) -> None:
     op = "append_paged_mla_kv_cache"
     for name, rows in (("append_ckv", append_ckv), ("append_kpe", append_kpe)):
@@ -161,13 +182,16 @@ def _check_append_paged_mla_kv_cache(
     _check_cache(op, "ckv_cache", ckv_cache, append_ckv, ("pages", "page_size", append_ckv.size(1)))
     pages, page_size = ckv_cache.size(0), ckv_cache.size(1)
     _check_cache(op, "kpe_cache", kpe_cache, append_kpe, (pages, page_size, append_kpe.size(1)))
+    if kpe_cache.dtype != ckv_cache.dtype:
+        fail(op, "kpe_cache", f"of ckv_cache's dtype {ckv_cache.dtype}", kpe_cache.dtype)
+    _check_scale(op, "kv_scale", kv_scale, append_ckv, ckv_cache)
 
 
 append_paged_mla_kv_cache = Op(
     "append_paged_mla_kv_cache",
     "page",
     "Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions, Tensor(a!) ckv_cache, "
-    "Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr -> ()",
+    "Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, float kv_scale -> ()",
     check=_check_append_paged_mla_kv_cache,
     backends=("native", "reference"),
 )

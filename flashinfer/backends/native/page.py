@@ -22,6 +22,8 @@ SPEC = JitSpec(
 
 
 def why_not_append_paged_kv_cache(append_key: torch.Tensor, *args: object) -> str | None:
+    if args[3].dtype != append_key.dtype:  # type: ignore[attr-defined]
+        return "needs rows of the cache's dtype"
     return why_not_device(append_key.device)
 
 
@@ -36,6 +38,8 @@ def append_paged_kv_cache(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_layout: str,
+    k_scale: float,
+    v_scale: float,
 ) -> None:
     fault = faults.words(append_key.device)
     load_module(SPEC, append_key.device).append_paged_kv_cache(
@@ -48,12 +52,16 @@ def append_paged_kv_cache(
         kv_indices,
         kv_indptr,
         kv_layout,
+        k_scale,
+        v_scale,
         fault,
     )
     faults.settle(fault)
 
 
 def why_not_append_paged_mla_kv_cache(append_ckv: torch.Tensor, *args: object) -> str | None:
+    if args[3].dtype != append_ckv.dtype:  # type: ignore[attr-defined]
+        return "needs rows of the cache's dtype"
     return why_not_device(append_ckv.device)
 
 
@@ -67,10 +75,11 @@ def append_paged_mla_kv_cache(
     kpe_cache: torch.Tensor,
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
+    kv_scale: float,
 ) -> None:
     fault = faults.words(append_ckv.device)
     load_module(SPEC, append_ckv.device).append_paged_mla_kv_cache(
-        append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, fault
+        append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_scale, fault
     )
     faults.settle(fault)
 

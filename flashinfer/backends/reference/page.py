@@ -47,6 +47,16 @@ def _slots(
     return rows, page, position % page_size
 
 
+def _stored(rows: torch.Tensor, cache: torch.Tensor, scale: float) -> torch.Tensor:
+    """Rows as the cache holds them: as they are, or times the float32 reciprocal of the scale, saturated."""
+    if rows.dtype == cache.dtype:
+        return rows
+    most = torch.finfo(cache.dtype).max
+    inverse = torch.ones((), device=rows.device) / torch.tensor(scale, dtype=torch.float32, device=rows.device)
+    # clamp() lets NaN pass.
+    return (rows.float() * inverse).clamp(-most, most).to(cache.dtype)
+
+
 def _put(cache: torch.Tensor, index: tuple[torch.Tensor | slice, ...], rows: torch.Tensor) -> None:
     """`cache[index] = rows` on bytes: torch has no indexed assignment for some 1-byte dtypes."""
     raw = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[cache.element_size()]
@@ -67,12 +77,14 @@ def append_paged_kv_cache(
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_layout: str,
+    k_scale: float,
+    v_scale: float,
 ) -> None:
     page_size = k_cache.size({"NHD": 1, "HND": 2, "SHUFFLED": 3}[kv_layout])
     rows, page, token = _slots(
         "append_paged_kv_cache", batch_indices, positions, kv_indices, kv_indptr, k_cache.size(0), page_size
     )
-    key, value = append_key[rows], append_value[rows]
+    key, value = _stored(append_key[rows], k_cache, k_scale), _stored(append_value[rows], v_cache, v_scale)
     every = slice(None)
     if kv_layout == "NHD":
         _put(k_cache, (page, token), key)
@@ -100,13 +112,14 @@ def append_paged_mla_kv_cache(
     kpe_cache: torch.Tensor,
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
+    kv_scale: float,
 ) -> None:
     pages, page_size = ckv_cache.size(0), ckv_cache.size(1)
     rows, page, token = _slots(
         "append_paged_mla_kv_cache", batch_indices, positions, kv_indices, kv_indptr, pages, page_size
     )
-    _put(ckv_cache, (page, token), append_ckv[rows])
-    _put(kpe_cache, (page, token), append_kpe[rows])
+    _put(ckv_cache, (page, token), _stored(append_ckv[rows], ckv_cache, kv_scale))
+    _put(kpe_cache, (page, token), _stored(append_kpe[rows], kpe_cache, kv_scale))
 
 
 def why_not_get_batch_indices_positions(*args: object) -> str | None:

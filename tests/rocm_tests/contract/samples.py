@@ -80,7 +80,10 @@ def append(n: int, variant: int) -> Sample:
     )[variant]
     metadata = batch.batch_indices, batch.positions, k_cache, v_cache, batch.kv_indices, batch.kv_indptr
     names = "append_key append_value batch_indices positions k_cache v_cache kv_indices kv_indptr kv_layout"
-    arguments = dict(zip(names.split(), (key, value, *metadata, kv_layout), strict=True))
+    arguments = dict(zip(names.split(), (key, value, *metadata, kv_layout), strict=True)) | {
+        "k_scale": 1.0,
+        "v_scale": 1.0,
+    }
     return Sample(arguments, ("append_key", "append_value", *ROWS))
 
 
@@ -91,6 +94,7 @@ def append_mla(n: int, variant: int) -> Sample:
     names = "append_ckv append_kpe batch_indices positions ckv_cache kpe_cache kv_indices kv_indptr"
     metadata = batch.batch_indices, batch.positions, *caches, batch.kv_indices, batch.kv_indptr
     arguments = dict(zip(names.split(), (*rows((fused[:, 16:80], fused[:, 96:])), *metadata), strict=True))
+    arguments["kv_scale"] = 1.0
     return Sample(arguments, ("append_ckv", "append_kpe", *ROWS))
 
 
