@@ -30,6 +30,10 @@ OPS: dict[str, Op] = {}
 _asked_only: ContextVar[dict[str, str | None] | None] = ContextVar("flashinfer_asked_only", default=None)
 _override: ContextVar[str | None] = ContextVar("flashinfer_backend", default=None)
 
+# Looked up once: every eager call asks both.
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
 _self_checking: set[Callable[..., Any]] = set()
 # What a self-checking backend, or a `why_not` that met arguments of the wrong kind, may raise. The check then runs to
 # say it in the package's words; if it finds nothing wrong, the exception goes on.
@@ -138,13 +142,13 @@ class Op:
         return [(a.name, str(a.type)) for a in self._torch_op._schema.arguments[:-1]]
 
     def __call__(self, *args: Any, backend: str = "auto") -> Any:
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return self._torch_op(*args, backend)
-        if torch._C._len_torch_dispatch_stack():
+        if _dispatch_modes():
             # Before torch says the same in words of its own.
             self._check_kinds(args)
             return self._torch_op(*args, backend)
-        return self._run(*args, backend)
+        return self._run_eager(args, backend)
 
     def check_call(self, args: Any) -> None:
         """Raise for all that is wrong with a call: kinds of arguments, then the op's own check, then memory."""
@@ -164,7 +168,9 @@ class Op:
             checks.of_kind(self.name, name, kind, value)
 
     def _run(self, *args_and_backend: Any) -> Any:
-        *args, backend = args_and_backend
+        return self._run_eager(args_and_backend[:-1], args_and_backend[-1])
+
+    def _run_eager(self, args: tuple[Any, ...], backend: str) -> Any:
         answers = _asked_only.get()
         if answers is not None:
             self.check_call(args)
@@ -208,7 +214,7 @@ class Op:
             If none does, or the one asked for does not.
         """
         for name in self.wanted(backend):
-            why_not, run = self.functions(name)
+            why_not, run = self._loaded.get(name) or self.functions(name)
             if why_not(*args) is None:
                 return run
         lines = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons(args, backend).items())

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError
 from flashinfer.jit.build import namespace_of, obtain
 from flashinfer.jit.spec import JitSpec
-from flashinfer.jit.toolchain import Toolchain
+from flashinfer.jit.toolchain import Toolchain, why_not_device
 
 
 class Module:
@@ -86,6 +86,14 @@ def load_module(spec: JitSpec, device: torch.device, *, csrc: Path | None = None
         module = load_for(spec, Toolchain.for_device(device), csrc=csrc)
         _by_device[spec.name, device] = module
     return module
+
+
+def why_not_module(spec: JitSpec, device: torch.device) -> str | None:
+    """A sentence if no module of `spec` can run on the device, else None.
+
+    Asking torch about a GPU takes microseconds, so a module that is loaded for the device is answer enough.
+    """
+    return None if (spec.name, device) in _by_device else why_not_device(device)
 
 
 def load_for(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None) -> Module:
