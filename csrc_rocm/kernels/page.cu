@@ -21,7 +21,7 @@ inline unsigned blocks_for(int64_t work, int64_t per_block) {
 }
 
 // Vectors that a thread holds at once: FP8 is made from two or four vectors of the row.
-constexpr int unroll_of(int unroll, RowKind from) {
+__host__ __device__ constexpr int unroll_of(int unroll, RowKind from) {
   return unroll / row_ratio(from) > 0 ? unroll / row_ratio(from) : 1;
 }
 
@@ -172,7 +172,7 @@ int launch_append(const AppendParams& p, gpuStream_t stream) {
   const unsigned grid = blocks_for(p.table.nnz, s.rows);
   if (p.layout == PoolLayout::kStrided) {
     append_kernel<Vec, kFrom, PoolLayout::kStrided><<<grid, kThreads, 0, stream>>>(p, s);
-  } else {
+  } else if constexpr (sizeof(Vec) < 16) {  // page_shuffled.h has those
     append_kernel<Vec, kFrom, PoolLayout::kShuffled><<<grid, kThreads, 0, stream>>>(p, s);
   }
   return gpu_last_error();
