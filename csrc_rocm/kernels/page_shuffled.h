@@ -17,14 +17,15 @@
 namespace fi {
 
 constexpr int kTileRows = 16;
-constexpr int kTileColumns = 32;  // vectors of a row's K, and of its V: 512 bytes in a run are read
-constexpr int kTileThreads = kTileRows / 2 * kTileColumns;
 
-template <int kElement>
+// `kColumns` vectors of a row's K, and of its V: 32 to read 512 bytes in a run, 16 for rows that have no more.
+template <int kElement, int kColumns_>
 struct Tile {
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kThreads = kTileRows / 2 * kColumns;  // two tokens of a column each
   static constexpr int kX = 16 / kElement;
   static constexpr int kGroups = kTileRows / kX;          // at most this many begin in a window
-  static constexpr int kDims = kTileColumns * kX;         // elements of a tile's row
+  static constexpr int kDims = kColumns * kX;             // elements of a tile's row
   static constexpr int kLook = kTileRows + 2 * (kX - 1);  // rows that can belong to a group of the window's
 };
 
@@ -112,7 +113,7 @@ __device__ __forceinline__ void store_tile(const AppendParams& p, const Divisor&
   const int vecs_per_head = int(per_head.by), head_dim = vecs_per_head * T::kX;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int o = int(threadIdx.x) + i * kTileThreads;
+    const int o = int(threadIdx.x) + i * T::kThreads;
     const int n = o % kTileRows, column = o / kTileRows;
     const Group g = groups[n / T::kX];
     if (g.row >= 0 && column0 + column < columns) {
@@ -123,7 +124,7 @@ __device__ __forceinline__ void store_tile(const AppendParams& p, const Divisor&
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int o = int(threadIdx.x) + i * kTileThreads;
+    const int o = int(threadIdx.x) + i * T::kThreads;
     const int dim = o % T::kDims, column = dim / T::kX;
     const Group g = groups[o / T::kDims];
     if (g.row >= 0 && column0 + column < columns) {
@@ -133,20 +134,21 @@ __device__ __forceinline__ void store_tile(const AppendParams& p, const Divisor&
   }
 }
 
-template <int kElement, RowKind kFrom>
-__global__ __launch_bounds__(kTileThreads) void append_shuffled_kernel(const AppendParams p, const Divisor per_head,
-                                                                       int columns) {
-  using T = Tile<kElement>;
+template <int kElement, RowKind kFrom, int kColumns>
+__global__ __launch_bounds__(kTileRows / 2 * kColumns) void append_shuffled_kernel(const AppendParams p,
+                                                                                   const Divisor per_head,
+                                                                                   int columns) {
+  using T = Tile<kElement, kColumns>;
   using Held = Piece<Vec16, kFrom>;
-  __shared__ Vec16 k_lds[kTileRows * kTileColumns], v_lds[kTileRows * kTileColumns];
+  __shared__ Vec16 k_lds[kTileRows * kColumns], v_lds[kTileRows * kColumns];
   __shared__ Slot slots[T::kLook];
   __shared__ Group groups[T::kGroups];
   __shared__ unsigned leaders, strays;
   find_groups<T>(p, slots, groups, &leaders, &strays);
 
   const int64_t window = int64_t(blockIdx.x) * kTileRows;
-  const int lane = int(threadIdx.x) % kTileColumns, n = int(threadIdx.x) / kTileColumns * 2;
-  const int step = int(gridDim.y) * kTileColumns;
+  const int lane = int(threadIdx.x) % kColumns, n = int(threadIdx.x) / kColumns * 2;
+  const int step = int(gridDim.y) * kColumns;
   const bool any_group = leaders != 0;
   const int group_row = groups[n / T::kX].row;
   const int64_t row = window + group_row + n % T::kX;
@@ -160,8 +162,8 @@ __global__ __launch_bounds__(kTileThreads) void append_shuffled_kernel(const App
       v[i].load(row_at(p.v, row + i, head), c);
     }
   };
-  load(int(blockIdx.y) * kTileColumns + lane);
-  for (int column0 = int(blockIdx.y) * kTileColumns; column0 < columns; column0 += step) {
+  load(int(blockIdx.y) * kColumns + lane);
+  for (int column0 = int(blockIdx.y) * kColumns; column0 < columns; column0 += step) {
     if (any_group) {
       if (group_row >= 0 && column0 + lane < columns) {
         k_lds[tile_k_slot(lane, n)] = k[0].stored(p.k.quantizer);
@@ -188,13 +190,12 @@ __global__ __launch_bounds__(kTileThreads) void append_shuffled_kernel(const App
   }
 }
 
-// For addresses and strides that are multiples of 16 bytes.
-template <int kElement, RowKind kFrom>
-int launch_shuffled(const AppendParams& p, gpuStream_t stream) {
+template <int kElement, RowKind kFrom, int kColumns>
+int launch_tiles(const AppendParams& p, gpuStream_t stream) {
   const int vecs_per_head = p.head_bytes / 16;
   const int64_t columns = int64_t(vecs_per_head) * p.num_heads;
   const int64_t windows = (p.table.nnz + kTileRows - 1) / kTileRows;
-  const int64_t chunks = (columns + kTileColumns - 1) / kTileColumns;
+  const int64_t chunks = (columns + kColumns - 1) / kColumns;
   int units = 0;
   if (const int error = gpu_multiprocessors(&units)) return error;
   // A workgroup takes all columns of its window, one tile after the other, unless that leaves the machine empty.
@@ -202,8 +203,16 @@ int launch_shuffled(const AppendParams& p, gpuStream_t stream) {
   const int64_t spread = (int64_t{kBlocksPerUnit} * units + windows - 1) / windows;
   const dim3 grid(static_cast<unsigned>(windows), static_cast<unsigned>(spread < chunks ? spread : chunks));
   const Divisor per_head(static_cast<uint64_t>(vecs_per_head), static_cast<uint64_t>(columns));
-  append_shuffled_kernel<kElement, kFrom><<<grid, kTileThreads, 0, stream>>>(p, per_head, static_cast<int>(columns));
+  append_shuffled_kernel<kElement, kFrom, kColumns>
+      <<<grid, kTileRows / 2 * kColumns, 0, stream>>>(p, per_head, static_cast<int>(columns));
   return gpu_last_error();
+}
+
+// For addresses and strides that are multiples of 16 bytes.
+template <int kElement, RowKind kFrom>
+int launch_shuffled(const AppendParams& p, gpuStream_t stream) {
+  return int64_t(p.head_bytes) * p.num_heads <= 16 * 16 ? launch_tiles<kElement, kFrom, 16>(p, stream)
+                                                        : launch_tiles<kElement, kFrom, 32>(p, stream);
 }
 
 }  // namespace fi

@@ -90,9 +90,7 @@ def get_batch_indices_positions(
 ) -> None:
     device = append_indptr.device
     fault = faults.words(device)
-    load_module(SPEC, device).get_batch_indices_positions(
-        append_indptr, seq_lens, batch_indices, positions, fault
-    )
+    load_module(SPEC, device).get_batch_indices_positions(append_indptr, seq_lens, batch_indices, positions, fault)
     faults.settle(fault)
 
 

@@ -63,7 +63,7 @@ class Batch:
 
 
 def ragged(page_size: int, pages: int) -> Batch:
-    """The tail of a page from an odd token on, a padding row, two pages without a gap, single tokens, a short prompt."""
+    """The tail of a page from an odd token on, padding, two pages without a gap, single tokens, a short prompt."""
     slots: list[tuple[int, int] | None] = [(5, n) for n in range(page_size - 11, page_size)]
     slots += [None, *((p, n) for p in (2, 0) for n in range(page_size)), (4, 3), (7, 0), (7, 2), (1, 1)]
     slots += [(3, n) for n in range(page_size - 3)]
@@ -196,7 +196,10 @@ def test_shuffled_fp8(code: CodeObject, emulator: Emulator, name: str, flavour: 
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS, ids=str)
-@pytest.mark.parametrize(("name", "width", "vector"), [("bfloat16", 64, "Vec16"), ("float16", 24, "Ih"), ("float32", 64, "Vec16"), ("float32", 24, "Ih")])
+@pytest.mark.parametrize(
+    ("name", "width", "vector"),
+    [("bfloat16", 64, "Vec16"), ("float16", 24, "Ih"), ("float32", 64, "Vec16"), ("float32", 24, "Ih")],
+)
 def test_mla_fp8(
     code: CodeObject, emulator: Emulator, name: str, width: int, vector: str, flavour: torch.dtype
 ) -> None:
