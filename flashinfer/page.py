@@ -97,7 +97,11 @@ def split_cache(
     """K and V of a cache in any of its forms, with the axis of a page size of 1 spelled out."""
     if not isinstance(kv_layout, str) or kv_layout not in ops.LAYOUTS:
         fail(op, "kv_layout", f"one of {ops.LAYOUTS}", repr(kv_layout))
-    if isinstance(cache, torch.Tensor):
+    if isinstance(cache, tuple):
+        if len(cache) != 2 or not isinstance(cache[0], torch.Tensor) or not isinstance(cache[1], torch.Tensor):
+            fail(op, "paged_kv_cache", "a tensor or a tuple of two", f"a tuple of {', '.join(map(describe, cache))}")
+        k, v = cache
+    elif isinstance(cache, torch.Tensor):
         require_tensor(op, "paged_kv_cache", cache)
         if kv_layout == "SHUFFLED":
             fail(op, "paged_kv_cache", "a tuple of K and V for SHUFFLED, whose shapes differ", describe(cache))
@@ -109,10 +113,6 @@ def split_cache(
                 describe(cache),
             )
         k, v = cache.unbind(1)
-    elif isinstance(cache, tuple) and len(cache) == 2 and all(isinstance(c, torch.Tensor) for c in cache):
-        k, v = cache
-    elif isinstance(cache, tuple):
-        fail(op, "paged_kv_cache", "a tensor or a tuple of two", f"a tuple of {', '.join(map(describe, cache))}")
     else:
         fail(op, "paged_kv_cache", "a tensor or a tuple of two", describe(cache))
     if k.dim() == 3 and v.dim() == 3 and kv_layout != "SHUFFLED":

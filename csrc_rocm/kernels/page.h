@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/common/fault.h"
+#include "kernels/common/quantize.h"
 
 namespace fi {
 
@@ -31,7 +32,8 @@ struct Slot {
 // Slot of row `i`. Reports what it cannot use; `op` goes into the report.
 FI_HOST_DEVICE Slot find_slot(const PageTable& t, int64_t i, int64_t op, Fault* fault) {
   const Slot none{0, -1};
-  const int64_t b = t.batch_indices[i];
+  // Both at once: the look-up is a chain of loads, and its length is what a small append takes.
+  const int64_t b = t.batch_indices[i], position = t.positions[i];
   if (b < 0) return none;
   if (b >= t.batch_size) {
     report(fault, op << 8 | kBatchIndexRange, i, b, t.batch_size);
@@ -46,7 +48,6 @@ FI_HOST_DEVICE Slot find_slot(const PageTable& t, int64_t i, int64_t op, Fault* 
     report(fault, op << 8 | kPageTableShort, b + 1, last, t.num_indices);
     return none;
   }
-  const int64_t position = t.positions[i];
   const int64_t column = position / t.page_size;
   if (position < 0 || column >= last - first) {
     report(fault, op << 8 | kPositionRange, i, position, (last - first) * t.page_size);
@@ -67,22 +68,24 @@ enum class PoolLayout : int32_t {
 
 // K or V of one append.
 struct AppendSide {
-  const void* rows;         // [nnz, heads, dim], dense dim
+  const void* rows;         // [nnz, heads, dim], dense dim; of type `from`
   int64_t row_stride;       // bytes between tokens
   int64_t row_head_stride;  // bytes between heads of a token
   void* pool;
   int64_t page_stride;
   int64_t head_stride;
   int64_t token_stride;  // kStrided only
+  Quantizer quantizer;
 };
 
 struct AppendParams {
   PageTable table;
   AppendSide k, v;
   PoolLayout layout;
+  RowKind from;
   int32_t num_heads;
-  int32_t head_bytes;     // bytes of one head's row: head_dim * element size
-  int32_t element_bytes;  // 1, 2 or 4
+  int32_t head_bytes;     // bytes of one head's row in the cache: head_dim * element size
+  int32_t element_bytes;  // of the cache: 1, 2 or 4
   Fault* fault;
 };
 
@@ -116,12 +119,14 @@ struct MlaSide {
   void* pool;  // [pages, page_size, width]
   int64_t page_stride;
   int64_t token_stride;
-  int32_t width_bytes;
+  int32_t width_bytes;  // in the cache
 };
 
 struct MlaAppendParams {
   PageTable table;
   MlaSide ckv, kpe;
+  RowKind from;
+  Quantizer quantizer;
   Fault* fault;
 };
 

@@ -22,6 +22,16 @@ bool find_slots(const PageTable& table, int64_t op, Fault* fault, std::vector<Sl
   return true;
 }
 
+// `bytes` of the cache's row.
+void put_row(char* to, const char* row, int bytes, RowKind from, const Quantizer& q) {
+  if (from == RowKind::kAsIs) {
+    std::memcpy(to, row, static_cast<size_t>(bytes));
+    return;
+  }
+  const auto* source = reinterpret_cast<const unsigned char*>(row);
+  for (int i = 0; i < bytes; ++i) to[i] = static_cast<char>(quantize_one(from, source + i * row_ratio(from), q));
+}
+
 void write_shuffled_v(const AppendParams& p, Slot slot, int head, const char* row) {
   const int head_dim = p.head_bytes / p.element_bytes;
   for (int d = 0; d < head_dim; ++d) {
@@ -31,18 +41,21 @@ void write_shuffled_v(const AppendParams& p, Slot slot, int head, const char* ro
 }
 
 void write_row(const AppendParams& p, int64_t i, Slot slot) {
+  const int ratio = row_ratio(p.from);
+  std::vector<char> stored_v(p.layout == PoolLayout::kShuffled ? static_cast<size_t>(p.head_bytes) : 0);
   for (int head = 0; head < p.num_heads; ++head) {
     const char* k = row_at(p.k, i, head);
     const char* v = row_at(p.v, i, head);
     if (p.layout == PoolLayout::kStrided) {
-      std::memcpy(strided_at(p.k, slot, head), k, static_cast<size_t>(p.head_bytes));
-      std::memcpy(strided_at(p.v, slot, head), v, static_cast<size_t>(p.head_bytes));
+      put_row(strided_at(p.k, slot, head), k, p.head_bytes, p.from, p.k.quantizer);
+      put_row(strided_at(p.v, slot, head), v, p.head_bytes, p.from, p.v.quantizer);
       continue;
     }
     for (int c = 0; c < p.head_bytes; c += 16) {
-      std::memcpy(shuffled_k_at(p.k, slot, head, c, p.table.page_size), k + c, 16);
+      put_row(shuffled_k_at(p.k, slot, head, c, p.table.page_size), k + c * ratio, 16, p.from, p.k.quantizer);
     }
-    write_shuffled_v(p, slot, head, v);
+    put_row(stored_v.data(), v, p.head_bytes, p.from, p.v.quantizer);
+    write_shuffled_v(p, slot, head, stored_v.data());
   }
 }
 
@@ -70,8 +83,7 @@ int append_paged_mla_kv_cache(const MlaAppendParams& p, void*) {
     if (slot.token < 0) continue;
     for (const MlaSide* side : {&p.ckv, &p.kpe}) {
       char* to = static_cast<char*>(side->pool) + slot.page * side->page_stride + slot.token * side->token_stride;
-      std::memcpy(to, static_cast<const char*>(side->rows) + i * side->row_stride,
-                  static_cast<size_t>(side->width_bytes));
+      put_row(to, static_cast<const char*>(side->rows) + i * side->row_stride, side->width_bytes, p.from, p.quantizer);
     }
   }
   return 0;

@@ -17,10 +17,25 @@ void require_page_table(const at::Tensor& rows, const at::Tensor& batch_indices,
   require(batch_indices.size(0) == rows.size(0) && positions.size(0) == rows.size(0) && kv_indptr.size(0) >= 1);
 }
 
+// How rows get into a cache; refuses pairs of dtypes that have no way.
+RowKind row_kind(const at::Tensor& rows, const at::Tensor& cache) {
+  const auto from = rows.scalar_type(), to = cache.scalar_type();
+  if (from == to) return RowKind::kAsIs;
+  require(to == at::kFloat8_e4m3fn || to == at::kFloat8_e4m3fnuz);
+  require(from == at::kHalf || from == at::kBFloat16 || from == at::kFloat);
+  return from == at::kHalf ? RowKind::kHalf : from == at::kBFloat16 ? RowKind::kBfloat16 : RowKind::kFloat;
+}
+
+// Least and most are SCALE_LEAST and SCALE_MOST of flashinfer/ops/page.py.
+Quantizer quantizer_of(RowKind from, double scale, const at::Tensor& cache) {
+  require(from == RowKind::kAsIs ? scale == 1 : scale >= 0x1p-126 && scale <= 0x1p126);
+  return Quantizer{1.0f / static_cast<float>(scale), cache.scalar_type() == at::kFloat8_e4m3fnuz};
+}
+
 // A cache of these sizes; -1 leaves a size free. No pages is a pool too, but kernels divide by the page size.
 void require_cache(const at::Tensor& cache, const at::Tensor& rows, at::IntArrayRef shape) {
-  require(cache.dim() == static_cast<int64_t>(shape.size()) && is_alike(cache, rows) && is_dense_last(cache) &&
-          is_writable(cache));
+  require(cache.dim() == static_cast<int64_t>(shape.size()) && cache.device() == rows.device() &&
+          is_dense_last(cache) && is_writable(cache));
   require(!cache.requires_grad() || !at::GradMode::is_enabled());
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     const int64_t size = cache.size(static_cast<int64_t>(dim));
@@ -29,7 +44,7 @@ void require_cache(const at::Tensor& cache, const at::Tensor& rows, at::IntArray
 }
 
 void require_shuffled(const at::Tensor& k_cache, const at::Tensor& v_cache, const at::Tensor& key) {
-  const int64_t heads = key.size(1), dim = key.size(2), x = 16 / key.element_size();
+  const int64_t heads = key.size(1), dim = key.size(2), x = 16 / k_cache.element_size();
   require(dim % x == 0);
   require_cache(k_cache, key, {-1, heads, dim / x, -1, x});
   const int64_t page_size = k_cache.size(3);
@@ -45,6 +60,7 @@ void require_append(const at::Tensor& key, const at::Tensor& value, const at::Te
   require(key.dim() == 3 && value.dim() == 3 && is_movable(key) && is_alike(value, key));
   require(key.sizes() == value.sizes() && is_dense_last(key) && is_dense_last(value));
   require(key.numel() > 0 || key.size(0) == 0);
+  require(is_movable(k_cache) && k_cache.scalar_type() == v_cache.scalar_type());
   const int64_t heads = key.size(1), dim = key.size(2);
   if (layout == "SHUFFLED") return require_shuffled(k_cache, v_cache, key);
   require(layout == "NHD" || layout == "HND");
@@ -59,7 +75,7 @@ void require_append_mla(const at::Tensor& ckv, const at::Tensor& kpe, const at::
     require(rows->dim() == 2 && is_movable(*rows) && is_dense_last(*rows));
     require(rows->size(1) * rows->element_size() % 8 == 0 && (rows->numel() > 0 || rows->size(0) == 0));
   }
-  require(is_alike(kpe, ckv) && kpe.size(0) == ckv.size(0));
+  require(is_alike(kpe, ckv) && kpe.size(0) == ckv.size(0) && kpe_cache.scalar_type() == ckv_cache.scalar_type());
   require_cache(ckv_cache, ckv, {-1, -1, ckv.size(1)});
   require_cache(kpe_cache, kpe, {ckv_cache.size(0), ckv_cache.size(1), kpe.size(1)});
 }
@@ -80,7 +96,8 @@ PageTable page_table(const at::Tensor& batch_indices, const at::Tensor& position
 }
 
 // Dimensions of a cache tensor: head and token axes (-1 for token where the layout fixes it).
-AppendSide append_side(const at::Tensor& rows, const at::Tensor& cache, int64_t head_dim, int64_t token_dim) {
+AppendSide append_side(const at::Tensor& rows, const at::Tensor& cache, int64_t head_dim, int64_t token_dim,
+                       const Quantizer& quantizer) {
   AppendSide s{};
   s.rows = rows.const_data_ptr();
   s.row_stride = byte_stride(rows, 0);
@@ -89,6 +106,7 @@ AppendSide append_side(const at::Tensor& rows, const at::Tensor& cache, int64_t 
   s.page_stride = byte_stride(cache, 0);
   s.head_stride = byte_stride(cache, head_dim);
   s.token_stride = token_dim < 0 ? 0 : byte_stride(cache, token_dim);
+  s.quantizer = quantizer;
   return s;
 }
 
@@ -105,13 +123,14 @@ void append_paged_kv_cache_shim(const at::Tensor& key, const at::Tensor& value, 
   const int64_t head_dim = nhd ? 2 : 1, token_dim = shuffled ? -1 : nhd ? 1 : 2;
   const int64_t page_size = shuffled ? k_cache.size(3) : k_cache.size(token_dim);
   AppendParams p{};
+  p.from = row_kind(key, k_cache);
   p.table = page_table(batch_indices, positions, kv_indptr, kv_indices, k_cache.size(0), page_size);
-  p.k = append_side(key, k_cache, head_dim, token_dim);
-  p.v = append_side(value, v_cache, head_dim, token_dim);
+  p.k = append_side(key, k_cache, head_dim, token_dim, quantizer_of(p.from, k_scale, k_cache));
+  p.v = append_side(value, v_cache, head_dim, token_dim, quantizer_of(p.from, v_scale, v_cache));
   p.layout = shuffled ? PoolLayout::kShuffled : PoolLayout::kStrided;
   p.num_heads = to_int32(key.size(1));
-  p.element_bytes = to_int32(key.element_size());
-  p.head_bytes = to_int32(key.size(2) * key.element_size());
+  p.element_bytes = to_int32(k_cache.element_size());
+  p.head_bytes = to_int32(key.size(2) * k_cache.element_size());
   p.fault = fault_of(fault);
   check_launch(append_paged_kv_cache(p, current_stream(key)), "append_paged_kv_cache");
 }
@@ -123,7 +142,7 @@ MlaSide mla_side(const at::Tensor& rows, const at::Tensor& cache) {
   s.pool = cache.mutable_data_ptr();
   s.page_stride = byte_stride(cache, 0);
   s.token_stride = byte_stride(cache, 1);
-  s.width_bytes = to_int32(rows.size(1) * rows.element_size());
+  s.width_bytes = to_int32(rows.size(1) * cache.element_size());
   return s;
 }
 
@@ -137,6 +156,8 @@ void append_paged_mla_kv_cache_shim(const at::Tensor& ckv, const at::Tensor& kpe
   require_page_table(ckv, batch_indices, positions, kv_indices, kv_indptr);
   const c10::DeviceGuard guard(ckv.device());
   MlaAppendParams p{};
+  p.from = row_kind(ckv, ckv_cache);
+  p.quantizer = quantizer_of(p.from, kv_scale, ckv_cache);
   p.table = page_table(batch_indices, positions, kv_indptr, kv_indices, ckv_cache.size(0), ckv_cache.size(1));
   p.ckv = mla_side(ckv, ckv_cache);
   p.kpe = mla_side(kpe, kpe_cache);

@@ -79,21 +79,22 @@ def words(device: torch.device) -> torch.Tensor:
     own = _own_words.get()
     if own is not None and own.device == device:
         return own
+    found = _device_words.get(device)
+    if found is not None:
+        return found
     if device.type == "cpu":
         mine: torch.Tensor | None = getattr(_local, "words", None)
         if mine is None:
             mine = _local.words = _zeros(device)
         return mine
-    found = _device_words.get(device)
-    if found is None:
-        with _lock:
-            found = _device_words.get(device)
-            if found is None:
-                found = _zeros(device)
-                # Calls on other streams use the words from now on: they must be zero by then. While a graph is being
-                # captured this fails, and rightly: the words would be zeroed at each replay and not before.
-                torch.cuda.current_stream(device).synchronize()
-                _device_words[device] = found
+    with _lock:
+        found = _device_words.get(device)
+        if found is None:
+            found = _zeros(device)
+            # Calls on other streams use the words from now on: they must be zero by then. While a graph is being
+            # captured this fails, and rightly: the words would be zeroed at each replay and not before.
+            torch.cuda.current_stream(device).synchronize()
+            _device_words[device] = found
     return found
 
 
@@ -107,7 +108,7 @@ def settle(fault: torch.Tensor) -> None:
     """Raise what the call just made has reported: always on the CPU, on a GPU only under FLASHINFER_CHECK=1."""
     if fault is _own_words.get():
         return
-    if fault.device.type == "cpu" or env.check.at_first_use:
+    if fault.is_cpu or env.check.at_first_use:
         _raise(fault)
 
 

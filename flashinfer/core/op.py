@@ -31,6 +31,10 @@ OPS: dict[str, Op] = {}
 _asked_only: ContextVar[dict[str, str | None] | None] = ContextVar("flashinfer_asked_only", default=None)
 _override: ContextVar[str | None] = ContextVar("flashinfer_backend", default=None)
 
+# Looked up once: every eager call asks both.
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
 _self_checking: set[Callable[..., Any]] = set()
 # What a self-checking backend, or a `why_not` that met arguments of the wrong kind, may raise. The check then runs to
 # say it in the package's words; if it finds nothing wrong, the exception goes on.
@@ -140,13 +144,13 @@ class Op:
         return [(a.name, str(a.type)) for a in self._torch_op._schema.arguments[:-1]]
 
     def __call__(self, *args: Any, backend: str = "auto") -> Any:
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return self._torch_op(*args, backend)
-        if torch._C._len_torch_dispatch_stack():
+        if _dispatch_modes():
             # Before torch says the same in words of its own.
             self._check_kinds(args)
             return self._torch_op(*args, backend)
-        return self._run(*args, backend)
+        return self._run_eager(args, backend)
 
     def check_call(self, args: Any) -> None:
         """Raise for all that is wrong with a call: kinds of arguments, then the op's own check, then memory."""
@@ -166,7 +170,9 @@ class Op:
             checks.of_kind(self.name, name, kind, value)
 
     def _run(self, *args_and_backend: Any) -> Any:
-        *args, backend = args_and_backend
+        return self._run_eager(args_and_backend[:-1], args_and_backend[-1])
+
+    def _run_eager(self, args: tuple[Any, ...], backend: str) -> Any:
         answers = _asked_only.get()
         if answers is not None:
             self.check_call(args)
@@ -219,7 +225,7 @@ class Op:
         """
         wanted = self.wanted(backend)
         for name in wanted:
-            why_not, run = self.functions(name)
+            why_not, run = self._loaded.get(name) or self.functions(name)
             if why_not(*args) is None and (name not in self._prepare or self._ready(name, args, len(wanted) > 1)):
                 return run
         lines = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons(args, backend).items())
@@ -238,11 +244,11 @@ class Op:
         """Every wanted backend with its sentence, or None if it takes the call."""
         return {name: self.functions(name)[0](*args) for name in self.wanted(backend)}
 
-    def prepare(self, args: Any, backend: str) -> Callable[..., None] | None:
+    def bind(self, args: Any, backend: str) -> Callable[..., None] | None:
         """Check and select once for many calls that differ little.
 
-        A backend may have a third function, `prepare_<op>(*args)`, that returns a cheaper way to repeat a call, which
-        takes only what may change; that function says what.
+        A backend may have a function `bind_<op>(*args)` that returns a cheaper way to repeat a call, which takes only
+        what may change; that function says what.
 
         Returns
         -------
@@ -256,10 +262,10 @@ class Op:
         """
         self.check_call(args)
         module = importlib.import_module(self.select(args, backend).__module__)
-        prepare = getattr(module, f"prepare_{self.name}", None)
-        if prepare is None:
+        bind = getattr(module, f"bind_{self.name}", None)
+        if bind is None:
             return None
-        run = prepare(*args)
+        run = bind(*args)
 
         def repeat(*changed: Any) -> None:
             try:

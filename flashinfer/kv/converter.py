@@ -56,7 +56,7 @@ class PageConverter:
         self._before, self._after = (planes, per_layer), rest
         self._device = planes[0].device
         no_ids = torch.empty(0, dtype=torch.int32, device=self._device)
-        self._run = ops.convert_kv_pages.prepare((*self._before, no_ids, *self._after), backend)
+        self._run = ops.convert_kv_pages.bind((*self._before, no_ids, *self._after), backend)
 
     def __call__(self, block_ids: torch.Tensor) -> None:
         """Convert the listed pages of every layer, in place.

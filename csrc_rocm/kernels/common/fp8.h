@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// Re-encoding between the two flavours of 8-bit floats, in integer arithmetic: the conversion instructions of an
-// architecture know only one of them.
+// Encoding of 8-bit floats and re-encoding between their two flavours, in integer arithmetic: the conversion
+// instructions of an architecture know only one of them.
 //
 //   OCP  e4m3fn    bias 7, NaN is 0x7f and 0xff, largest 448 (0x7e), has -0
 //   FNUZ e4m3fnuz  bias 8, NaN is 0x80 alone,    largest 240 (0x7f), no -0
@@ -15,6 +15,17 @@
 #include "kernels/common/fault.h"
 
 namespace fi {
+
+FI_HOST_DEVICE uint32_t float_bits(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+FI_HOST_DEVICE float float_of_bits(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
 
 // Mirrored by flashinfer/core/dtypes.py.
 enum class Recode : int32_t {
@@ -70,5 +81,39 @@ FI_HOST_DEVICE uint32_t recode_word(Recode mode, uint32_t w) {
 }
 
 FI_HOST_DEVICE uint8_t recode_byte(Recode mode, uint8_t b) { return static_cast<uint8_t>(recode_word(mode, b)); }
+
+// A float as FP8: to nearest even, held to the largest value, NaN as 0x7f or FNUZ's 0x80.
+FI_HOST_DEVICE uint32_t fp8_of(float x, bool fnuz) {
+  const uint32_t bits = float_bits(x), sign = bits >> 24 & 0x80u;
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return fnuz ? 0x80u : 0x7fu;
+  const float most = fnuz ? 240.0f : 448.0f, size = float_of_bits(bits & 0x7fffffffu);
+  const float held = size < most ? size : most;
+  // From the smallest normal value on, 20 bits of mantissa are rounded off and the exponent is rebased. Below it,
+  // adding a power of two whose last bit is FP8's smallest step leaves the number of steps in the sum's low bits.
+  const uint32_t from = float_bits(held), bias = fnuz ? 119u << 3 : 120u << 3;
+  const uint32_t normal = ((from + 0x7ffffu + (from >> 20 & 1u)) >> 20) - bias;
+  const uint32_t subnormal = float_bits(held + (fnuz ? 8192.0f : 16384.0f)) & 0xffu;
+  const uint32_t code = held < (fnuz ? 0x1p-7f : 0x1p-6f) ? subnormal : normal;
+  return code | (fnuz && code == 0 ? 0u : sign);
+}
+
+// Four at a time, the first in the lowest byte.
+FI_HOST_DEVICE uint32_t fp8x4_of(float a, float b, float c, float d, bool fnuz) {
+#if defined(__CUDA_ARCH__)
+  // The instruction knows OCP. FNUZ's code of a value is OCP's of its double, but for NaN, -0 and the largest code.
+  const float by = fnuz ? 2.0f : 1.0f;
+  unsigned short low, high;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b * by), "f"(a * by));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d * by), "f"(c * by));
+  const uint32_t ocp = uint32_t(low) | uint32_t(high) << 16;
+  if (!fnuz) return ocp;
+  constexpr float kTie = 232.0f;  // between the two largest codes, 224 and 240
+  const uint32_t largest = uint32_t(fabsf(a) > kTie) | uint32_t(fabsf(b) > kTie) << 8 |
+                           uint32_t(fabsf(c) > kTie) << 16 | uint32_t(fabsf(d) > kTie) << 24;
+  return recode_word(Recode::kOcpToFnuzScaled, ocp) | largest;
+#else
+  return fp8_of(a, fnuz) | fp8_of(b, fnuz) << 8 | fp8_of(c, fnuz) << 16 | fp8_of(d, fnuz) << 24;
+#endif
+}
 
 }  // namespace fi

@@ -4,6 +4,9 @@
 // runtime.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
 #if defined(__HIP__)
 #include <hip/hip_runtime.h>
 using gpuStream_t = hipStream_t;
@@ -11,11 +14,9 @@ using gpuStream_t = hipStream_t;
 // HIP's second argument counts waves per SIMD (four to a CU), CUDA's counts blocks per multiprocessor.
 #define FI_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, (blocks) * (threads) / 256)
 inline int gpu_last_error() { return static_cast<int>(hipGetLastError()); }
-inline int gpu_multiprocessors(int* count) {
-  int device = 0;
-  hipError_t e = hipGetDevice(&device);
-  if (e == hipSuccess) e = hipDeviceGetAttribute(count, hipDeviceAttributeMultiprocessorCount, device);
-  return static_cast<int>(e);
+inline int gpu_current_device(int* device) { return static_cast<int>(hipGetDevice(device)); }
+inline int gpu_ask_multiprocessors(int* count, int device) {
+  return static_cast<int>(hipDeviceGetAttribute(count, hipDeviceAttributeMultiprocessorCount, device));
 }
 #else
 #include <cuda_runtime.h>
@@ -23,15 +24,42 @@ using gpuStream_t = cudaStream_t;
 #define FI_GPU_HIP 0
 #define FI_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 inline int gpu_last_error() { return static_cast<int>(cudaGetLastError()); }
-inline int gpu_multiprocessors(int* count) {
-  int device = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
-  return static_cast<int>(e);
+inline int gpu_current_device(int* device) { return static_cast<int>(cudaGetDevice(device)); }
+inline int gpu_ask_multiprocessors(int* count, int device) {
+  return static_cast<int>(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device));
 }
 #endif
 
 namespace fi {
+
+// Multiprocessors of the current device. Asked at every launch, so answers are kept.
+inline int gpu_multiprocessors(int* count) {
+  constexpr int kMostDevices = 64;
+  static std::atomic<int> known[kMostDevices];
+  int device = 0;
+  if (const int error = gpu_current_device(&device)) return error;
+  const bool kept = device >= 0 && device < kMostDevices;
+  *count = kept ? known[device].load(std::memory_order_relaxed) : 0;
+  if (*count > 0) return 0;
+  const int error = gpu_ask_multiprocessors(count, device);
+  if (error == 0 && kept) known[device].store(*count, std::memory_order_relaxed);
+  return error;
+}
+
+// Division of small numbers by one that is the same for a whole launch, as one multiplication.
+struct Divisor {
+  unsigned by;
+  unsigned magic;  // 2^32 / by, rounded up; 0 stands for plain division
+
+  Divisor() = default;
+  // Exact for every number up to `most`: the error of the magic number, times the number, must stay below 2^32.
+  Divisor(uint64_t by_, uint64_t most) : by(static_cast<unsigned>(by_)), magic(0) {
+    if (by_ > 1 && by_ * most < uint64_t{1} << 32) magic = static_cast<unsigned>(((uint64_t{1} << 32) + by_ - 1) / by_);
+  }
+  __device__ __forceinline__ int operator()(int number) const {
+    return magic ? int(__umulhi(unsigned(number), magic)) : by == 1 ? number : int(unsigned(number) / by);
+  }
+};
 
 // Picks four bytes of (a, b). Nibble i of the selector, from the least significant end, names byte i of the result:
 // 0-3 are a's bytes, 4-7 are b's. The hardware's own forms differ: v_perm_b32 takes whole bytes as selectors and

@@ -8,9 +8,8 @@ import torch
 
 from flashinfer.core import faults
 from flashinfer.core.op import checks_arguments
-from flashinfer.jit.load import load_module
+from flashinfer.jit.load import load_module, why_not_module
 from flashinfer.jit.spec import JitSpec
-from flashinfer.jit.toolchain import why_not_device
 
 SPEC = JitSpec(
     name="page",
@@ -22,9 +21,7 @@ SPEC = JitSpec(
 
 
 def why_not_append_paged_kv_cache(append_key: torch.Tensor, *args: object) -> str | None:
-    if args[3].dtype != append_key.dtype:  # type: ignore[attr-defined]
-        return "needs rows of the cache's dtype"
-    return why_not_device(append_key.device)
+    return why_not_module(SPEC, append_key.device)
 
 
 @checks_arguments
@@ -41,8 +38,9 @@ def append_paged_kv_cache(
     k_scale: float,
     v_scale: float,
 ) -> None:
-    fault = faults.words(append_key.device)
-    load_module(SPEC, append_key.device).append_paged_kv_cache(
+    device = append_key.device
+    fault = faults.words(device)
+    load_module(SPEC, device).append_paged_kv_cache(
         append_key,
         append_value,
         batch_indices,
@@ -60,9 +58,7 @@ def append_paged_kv_cache(
 
 
 def why_not_append_paged_mla_kv_cache(append_ckv: torch.Tensor, *args: object) -> str | None:
-    if args[3].dtype != append_ckv.dtype:  # type: ignore[attr-defined]
-        return "needs rows of the cache's dtype"
-    return why_not_device(append_ckv.device)
+    return why_not_module(SPEC, append_ckv.device)
 
 
 @checks_arguments
@@ -77,34 +73,35 @@ def append_paged_mla_kv_cache(
     kv_indptr: torch.Tensor,
     kv_scale: float,
 ) -> None:
-    fault = faults.words(append_ckv.device)
-    load_module(SPEC, append_ckv.device).append_paged_mla_kv_cache(
+    device = append_ckv.device
+    fault = faults.words(device)
+    load_module(SPEC, device).append_paged_mla_kv_cache(
         append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_scale, fault
     )
     faults.settle(fault)
 
 
 def why_not_get_batch_indices_positions(append_indptr: torch.Tensor, *args: object) -> str | None:
-    return why_not_device(append_indptr.device)
+    return why_not_module(SPEC, append_indptr.device)
 
 
 def get_batch_indices_positions(
     append_indptr: torch.Tensor, seq_lens: torch.Tensor, batch_indices: torch.Tensor, positions: torch.Tensor
 ) -> None:
-    fault = faults.words(append_indptr.device)
-    load_module(SPEC, append_indptr.device).get_batch_indices_positions(
-        append_indptr, seq_lens, batch_indices, positions, fault
-    )
+    device = append_indptr.device
+    fault = faults.words(device)
+    load_module(SPEC, device).get_batch_indices_positions(append_indptr, seq_lens, batch_indices, positions, fault)
     faults.settle(fault)
 
 
 def why_not_get_seq_lens(kv_indptr: torch.Tensor, *args: object) -> str | None:
-    return why_not_device(kv_indptr.device)
+    return why_not_module(SPEC, kv_indptr.device)
 
 
 def get_seq_lens(
     kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int, seq_lens: torch.Tensor
 ) -> None:
-    fault = faults.words(kv_indptr.device)
-    load_module(SPEC, kv_indptr.device).get_seq_lens(kv_indptr, kv_last_page_len, page_size, seq_lens, fault)
+    device = kv_indptr.device
+    fault = faults.words(device)
+    load_module(SPEC, device).get_seq_lens(kv_indptr, kv_last_page_len, page_size, seq_lens, fault)
     faults.settle(fault)

@@ -60,7 +60,7 @@ def convert_kv_pages(
     faults.settle(fault)
 
 
-def prepare_convert_kv_pages(
+def bind_convert_kv_pages(
     planes: list[torch.Tensor],
     planes_per_layer: int,
     block_ids: torch.Tensor,

@@ -53,8 +53,9 @@ def _stored(rows: torch.Tensor, cache: torch.Tensor, scale: float) -> torch.Tens
         return rows
     most = torch.finfo(cache.dtype).max
     inverse = torch.ones((), device=rows.device) / torch.tensor(scale, dtype=torch.float32, device=rows.device)
-    # clamp() lets NaN pass.
-    return (rows.float() * inverse).clamp(-most, most).to(cache.dtype)
+    scaled = rows.float() * inverse
+    # clamp() lets NaN pass; its sign is dropped, as OCP has a NaN of either sign and compiled kernels store one.
+    return scaled.masked_fill_(scaled.isnan(), float("nan")).clamp_(-most, most).to(cache.dtype)
 
 
 def _put(cache: torch.Tensor, index: tuple[torch.Tensor | slice, ...], rows: torch.Tensor) -> None:

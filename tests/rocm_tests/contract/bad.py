@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rocm_tests.contract.bad_kinds import BAD_KINDS, BAD_MEMORY
+from rocm_tests.contract.bad_scales import BAD_SCALES
 
 Change = Any | Callable[[Any], Any]
 
@@ -477,6 +478,7 @@ BAD_MLA_ATTENTION: list[tuple[str, dict[str, Change], str]] = [
 BAD = [
     *BAD_KINDS,
     *BAD_MEMORY,
+    *BAD_SCALES,
     *BAD_APPEND,
     *BAD_SHUFFLED,
     *BAD_MLA,

@@ -61,6 +61,10 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tor
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def fp8(*shape: int, seed: int = 0) -> torch.Tensor:
+    return randn(*shape, seed=seed).to(torch.float8_e4m3fnuz)
+
+
 def rows(views: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Strided, unless they are empty: torch's own opcheck cannot copy empty tensors with strides."""
     return views if views[0].numel() else [v.new_empty(v.shape) for v in views]
@@ -77,24 +81,27 @@ def append(n: int, variant: int) -> Sample:
         ("NHD", pool[..., :D].transpose(1, 2), randn(PAGES, N, H, D, seed=2)),
         ("HND", pool[..., :D], pool[..., D:]),
         ("SHUFFLED", randn(PAGES, H, D // 4, N, 4, seed=3), randn(PAGES, H, N // 4, D, 4, seed=4)),
+        ("SHUFFLED", fp8(PAGES, H, D // 16, N, 16, seed=3), fp8(PAGES, H, N // 16, D, 16, seed=4)),
     )[variant]
     metadata = batch.batch_indices, batch.positions, k_cache, v_cache, batch.kv_indices, batch.kv_indptr
     names = "append_key append_value batch_indices positions k_cache v_cache kv_indices kv_indptr kv_layout"
-    arguments = dict(zip(names.split(), (key, value, *metadata, kv_layout), strict=True)) | {
-        "k_scale": 1.0,
-        "v_scale": 1.0,
-    }
+    arguments = dict(zip(names.split(), (key, value, *metadata, kv_layout), strict=True))
+    arguments["k_scale"], arguments["v_scale"] = (0.5, 2.0) if variant == 3 else (1.0, 1.0)
     return Sample(arguments, ("append_key", "append_value", *ROWS))
 
 
 def append_mla(n: int, variant: int) -> Sample:
     batch = make_batch([17 + b for b in range(n)], [2] * n, N, padding=n and 1, index_dtype=INDEX[variant % 2])
     fused, pool = randn(batch.nnz, 96 + 8), randn(PAGES, N, 72, seed=1)
-    caches = ((pool[..., :64], pool[..., 64:]), (randn(PAGES, N, 64), randn(N, PAGES, 8).transpose(0, 1)))[variant]
+    caches = (
+        (pool[..., :64], pool[..., 64:]),
+        (randn(PAGES, N, 64), randn(N, PAGES, 8).transpose(0, 1)),
+        (fp8(PAGES, N, 64), fp8(PAGES, N, 8)),
+    )[variant]
     names = "append_ckv append_kpe batch_indices positions ckv_cache kpe_cache kv_indices kv_indptr"
     metadata = batch.batch_indices, batch.positions, *caches, batch.kv_indices, batch.kv_indptr
     arguments = dict(zip(names.split(), (*rows((fused[:, 16:80], fused[:, 96:])), *metadata), strict=True))
-    arguments["kv_scale"] = 1.0
+    arguments["kv_scale"] = 0.5 if variant == 2 else 1.0
     return Sample(arguments, ("append_ckv", "append_kpe", *ROWS))
 
 
@@ -223,8 +230,8 @@ def mla(n: int, variant: int) -> Sample:
 
 # Op to (its sample of a batch size and a variant, the number of variants).
 SAMPLES: dict[str, tuple[Callable[[int, int], Sample], int]] = {
-    "append_paged_kv_cache": (append, 3),
-    "append_paged_mla_kv_cache": (append_mla, 2),
+    "append_paged_kv_cache": (append, 4),
+    "append_paged_mla_kv_cache": (append_mla, 3),
     "get_batch_indices_positions": (batch_positions, 2),
     "get_seq_lens": (seq_lens, 2),
     "convert_kv_pages": (convert, 2),

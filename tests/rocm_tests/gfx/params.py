@@ -8,7 +8,7 @@ The emulator compares their sizes with those in the kernels' metadata, so that a
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_bool, c_int32, c_int64, c_uint64
+from ctypes import c_bool, c_float, c_int32, c_int64, c_uint32, c_uint64
 
 KINDS = ("standard", "shuffled", "x_packed", "split_hnd", "split_nhd")
 
@@ -85,6 +85,10 @@ class SlotMappingParams(ctypes.Structure):
     _fields_ = (("table", PageTable), ("slots", c_uint64), ("fault", c_uint64))
 
 
+class Quantizer(ctypes.Structure):
+    _fields_ = (("inverse", c_float), ("fnuz", c_bool))
+
+
 class AppendSide(ctypes.Structure):
     _fields_ = (
         ("rows", c_uint64),
@@ -94,6 +98,7 @@ class AppendSide(ctypes.Structure):
         ("page_stride", c_int64),
         ("head_stride", c_int64),
         ("token_stride", c_int64),
+        ("quantizer", Quantizer),
     )
 
 
@@ -103,6 +108,7 @@ class AppendParams(ctypes.Structure):
         ("k", AppendSide),
         ("v", AppendSide),
         ("layout", c_int32),
+        ("row_kind", c_int32),
         ("num_heads", c_int32),
         ("head_bytes", c_int32),
         ("element_bytes", c_int32),
@@ -122,7 +128,30 @@ class MlaSide(ctypes.Structure):
 
 
 class MlaAppendParams(ctypes.Structure):
-    _fields_ = (("table", PageTable), ("ckv", MlaSide), ("kpe", MlaSide), ("fault", c_uint64))
+    _fields_ = (
+        ("table", PageTable),
+        ("ckv", MlaSide),
+        ("kpe", MlaSide),
+        ("row_kind", c_int32),
+        ("quantizer", Quantizer),
+        ("fault", c_uint64),
+    )
+
+
+class Divisor(ctypes.Structure):
+    """Division by `by` as one multiplication, exact up to `most`."""
+
+    _fields_ = (("by", c_uint32), ("magic", c_uint32))
+
+    def __init__(self, by: int, most: int) -> None:
+        super().__init__(by, -(-(2**32) // by) if by > 1 and by * most < 2**32 else 0)
+
+
+class Strides(ctypes.Structure):
+    _fields_ = (("rows", c_int32), ("per_row", Divisor), ("per_head", Divisor))
+
+    def __init__(self, rows: int, per_row: int, per_head: int) -> None:
+        super().__init__(rows, Divisor(per_row, per_row * rows), Divisor(per_head, per_row))
 
 
 class BatchPositionsParams(ctypes.Structure):
