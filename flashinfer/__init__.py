@@ -14,6 +14,10 @@ from flashinfer.version import __version__
 
 if TYPE_CHECKING:
     from flashinfer.attention import paged_attention as paged_attention
+    from flashinfer.attention import ragged_attention as ragged_attention
+    from flashinfer.cascade import merge_state as merge_state
+    from flashinfer.cascade import merge_state_in_place as merge_state_in_place
+    from flashinfer.cascade import merge_states as merge_states
     from flashinfer.core.errors import BackendUnavailableError as BackendUnavailableError
     from flashinfer.core.errors import BuildError as BuildError
     from flashinfer.core.errors import InvalidArgumentError as InvalidArgumentError
@@ -52,9 +56,13 @@ _EXPORTS = {
     "explain": "selection",
     "get_batch_indices_positions": "page",
     "get_seq_lens": "page",
+    "merge_state": "cascade",
+    "merge_state_in_place": "cascade",
+    "merge_states": "cascade",
     "mla_kv_view": "mla",
     "mla_paged_attention": "mla",
     "paged_attention": "attention",
+    "ragged_attention": "attention",
     "use_backend": "core.op",
     "warmup": "preparation",
 }
