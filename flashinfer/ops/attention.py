@@ -243,7 +243,8 @@ paged_attention = Op(
     "Tensor q, Tensor k_cache, Tensor v_cache, Tensor qo_indptr, Tensor kv_indptr, Tensor kv_indices, "
     f"Tensor kv_last_page_len, str kv_layout, {OPTIONS} -> ()",
     check=_check_paged_attention,
-    backends=("reference",),
+    # The second is for the CPU, and for dtypes that have no matrix instructions.
+    backends=("triton", "reference"),
 )
 
 ragged_attention = Op(
@@ -251,5 +252,6 @@ ragged_attention = Op(
     "attention",
     f"Tensor q, Tensor k, Tensor v, Tensor qo_indptr, Tensor kv_indptr, {OPTIONS} -> ()",
     check=_check_ragged_attention,
-    backends=("reference",),
+    # The second is for the CPU, and for dtypes that have no matrix instructions.
+    backends=("triton", "reference"),
 )

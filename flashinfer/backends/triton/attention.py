@@ -1,0 +1,316 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention in Triton: keys cut evenly among programs where rows are few, a program for each block where they are many."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashinfer.core import faults
+from flashinfer.core.attention_work import Work
+from flashinfer.core.checks import fail
+from flashinfer.core.dtypes import FP8, fp8_of
+
+PAGED, RAGGED = "paged_attention", "ragged_attention"
+OP_CODES = {PAGED: 16, RAGGED: 17}
+QUERY_DTYPES = (torch.float16, torch.bfloat16)
+LARGEST_HEAD_DIM = 256
+LAYOUTS = {"NHD": 0, "HND": 0, "SHUFFLED": 1, "RAGGED": 2}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Keys of a tile, warps, and tiles in flight."""
+
+    tile: int
+    warps: int
+    stages: int
+
+
+def tuning(rows: int, dim: int, shared_bytes: int) -> Tuning:
+    """Tile and warps for a block of rows.
+
+    Parameters
+    ----------
+    rows
+        Query rows of a program.
+    dim
+        The larger head dimension of K and V.
+    shared_bytes
+        What a program can have: 64 KiB on gfx942, 160 KiB on gfx950, 227 KiB on the verification target.
+    """
+    if shared_bytes <= 160 << 10:
+        return Tuning(32 if dim > 128 else 64, 4, 1)
+    if rows >= 128:
+        return Tuning(64 if dim > 128 else 128, 8, 2)
+    return Tuning(32 if dim > 128 else 64, 4, 3)
+
+
+@functools.cache
+def why_not_device(device: torch.device) -> str | None:
+    """None, or why Triton cannot run there."""
+    if importlib.util.find_spec("triton") is None:
+        return "needs the package triton"
+    if device.type == "cuda":
+        return None
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    return f"needs a GPU, got {device}"
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 64 << 10
+    properties = torch.cuda.get_device_properties(device)
+    # ROCm's torch has no "opt-in" size: there is one.
+    return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
+
+
+@functools.cache
+def _fp8(device: torch.device) -> torch.dtype | None:
+    """The FP8 flavour of the device; None where all work."""
+    if device.type != "cuda":
+        return None
+    return fp8_of(getattr(torch.cuda.get_device_properties(device), "gcnArchName", ""))
+
+
+def _why_not(q: torch.Tensor, k: torch.Tensor, dim_vo: int) -> str | None:
+    if reason := why_not_device(q.device):
+        return reason
+    if q.dtype not in QUERY_DTYPES:
+        return f"needs q in float16 or bfloat16, got {q.dtype}"
+    if k.dtype != q.dtype:
+        if k.dtype not in FP8:
+            return f"needs keys of q's dtype or FP8, got {k.dtype}"
+        flavour = _fp8(q.device)
+        if flavour is not None and k.dtype != flavour:
+            return f"needs the device's own FP8, {flavour}, got {k.dtype}"
+    for name, dim in (("head_dim", q.size(2)), ("head_dim_vo", dim_vo)):
+        if dim > LARGEST_HEAD_DIM:
+            return f"needs {name} up to {LARGEST_HEAD_DIM}, got {dim}"
+    return None
+
+
+def why_not_paged_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: object
+) -> str | None:
+    return _why_not(q, k_cache, v_cache.size(3))
+
+
+def why_not_ragged_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object) -> str | None:
+    return _why_not(q, k, v.size(2))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What differs between the ops, in the kernels' words."""
+
+    op: str
+    layout: int
+    page_size: int
+    kv_heads: int
+    dim_vo: int
+    num_pages: int
+    bound: int
+    # Page, token and head of K, then of V, in elements.
+    strides: tuple[int, int, int, int, int, int]
+
+
+def _strides(k: torch.Tensor, v: torch.Tensor, axes: tuple[int, int, int]) -> tuple[int, int, int, int, int, int]:
+    page, slot, head = axes
+    return k.stride(page), k.stride(slot), k.stride(head), v.stride(page), v.stride(slot), v.stride(head)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    kv_layout: str,
+    causal: bool,
+    sm_scale: float,
+    window_left: int,
+    logits_soft_cap: float,
+    k_scale: float,
+    v_scale: float,
+    sinks: torch.Tensor | None,
+    custom_mask: torch.Tensor | None,
+    mask_indptr: torch.Tensor | None,
+    needs_lse: bool,
+    max_q_len: int,
+    max_kv_len: int,
+    scratch: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    heads_axis, slot_axis = {"NHD": (2, 1), "HND": (1, 2), "SHUFFLED": (1, 3)}[kv_layout]
+    num_pages = k_cache.size(0)
+    if num_pages == 0:
+        # Something to load from, for entries that are then reported.
+        k_cache, v_cache = (t.new_zeros((1, *t.shape[1:])) for t in (k_cache, v_cache))
+    call = _Call(
+        *(PAGED, LAYOUTS[kv_layout], k_cache.size(slot_axis), k_cache.size(heads_axis), v_cache.size(3)),
+        *(num_pages, kv_indices.numel(), _strides(k_cache, v_cache, (0, slot_axis, heads_axis))),
+    )
+    _run(
+        *(call, (q, k_cache, v_cache, kv_indices, qo_indptr, kv_indptr, kv_last_page_len)),
+        *(causal, sm_scale * k_scale, window_left, logits_soft_cap, v_scale, sinks, custom_mask, mask_indptr),
+        *(max_q_len, scratch, out, lse),
+    )
+
+
+def ragged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    causal: bool,
+    sm_scale: float,
+    window_left: int,
+    logits_soft_cap: float,
+    k_scale: float,
+    v_scale: float,
+    sinks: torch.Tensor | None,
+    custom_mask: torch.Tensor | None,
+    mask_indptr: torch.Tensor | None,
+    needs_lse: bool,
+    max_q_len: int,
+    max_kv_len: int,
+    scratch: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    call = _Call(RAGGED, LAYOUTS["RAGGED"], 1, k.size(1), v.size(2), 0, k.size(0), _strides(k, v, (0, 0, 1)))
+    _run(
+        *(call, (q, k, v, kv_indptr, qo_indptr, kv_indptr, kv_indptr)),
+        *(causal, sm_scale * k_scale, window_left, logits_soft_cap, v_scale, sinks, custom_mask, mask_indptr),
+        *(max_q_len, scratch, out, lse),
+    )
+
+
+def _run(
+    call: _Call,
+    tensors: tuple[torch.Tensor, ...],
+    causal: bool,
+    scale: float,
+    window_left: int,
+    logits_soft_cap: float,
+    v_scale: float,
+    sinks: torch.Tensor | None,
+    custom_mask: torch.Tensor | None,
+    mask_indptr: torch.Tensor | None,
+    max_q_len: int,
+    scratch: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    q, qo_indptr = tensors[0], tensors[4]
+    tokens, batch = q.size(0), qo_indptr.size(0) - 1
+    if tokens == 0 or batch == 0:
+        return
+    group = q.size(1) // call.kv_heads
+    longest = max_q_len or -(-tokens // batch)
+    work = Work.of(group * longest, q.device)
+    # Each request adds a block that is not full at most.
+    blocks = group * tokens // work.rows + batch
+    # From four rounds of programs on, whole blocks fill the device well enough.
+    whole = blocks * call.kv_heads >= 4 * work.workers and longest * group > work.rows
+    fault = faults.words(q.device)
+    optional = [fault if t is None else t for t in (sinks, custom_mask, mask_indptr)]
+    if not whole and scratch is None:
+        scratch = q.new_empty(work.scratch_elements(call.dim_vo), dtype=torch.float32)
+    if not whole and scratch is not None and scratch.numel() < work.scratch_elements(call.dim_vo):
+        fail(call.op, "scratch", f"of at least {work.scratch_elements(call.dim_vo)} elements", scratch.numel())
+    k_page, k_slot, k_head, v_page, v_slot, v_head = call.strides
+    strides = (
+        *(q.stride(0), q.stride(1), k_page, k_slot, k_head, v_page, v_slot, v_head),
+        *(out.stride(0), out.stride(1), lse.stride(0), lse.stride(1)),
+    )
+    cap = logits_soft_cap
+    # tanh(x) is 2 sigmoid(2 x) - 1.
+    scales = abs(scale) / math.log(2), 2 * abs(scale) / cap if cap else 0.0, cap / math.log(2), v_scale
+    numbers = group, call.kv_heads, max(window_left, 0), batch, tokens, call.bound, call.num_pages, OP_CODES[call.op]
+    constants = _constants(call, q, tensors[1], work, batch)
+    constants |= {
+        "CAUSAL": causal and custom_mask is None,
+        "WINDOW": window_left >= 0,
+        "SOFT_CAP": cap > 0,
+        "CUSTOM": custom_mask is not None,
+        "SINKS": sinks is not None,
+        "NEGATE": scale < 0,
+    }
+    _launch(
+        *(whole, work, (*tensors, *optional, fault, fault if scratch is None else scratch, out, lse)),
+        *(strides, scales, numbers, constants, blocks * call.kv_heads),
+    )
+    faults.settle(fault)
+
+
+def _constants(call: _Call, q: torch.Tensor, k: torch.Tensor, work: Work, batch: int) -> dict[str, Any]:
+    """What kernels are compiled for."""
+    dim, dim_vo = q.size(2), call.dim_vo
+    tune = tuning(work.rows, max(dim, dim_vo), _shared_bytes(q.device))
+    # Dimensions are taken in two parts, powers of 2: 192 is 128 and 64, 80 is 64 and 16.
+    first = 1 << (dim.bit_length() - 1)
+    first = max(first, 16)
+    rest = max(dim - first, 0)
+    return {
+        "WORKERS": work.workers,
+        "BATCH": min(max(16, 1 << (batch - 1).bit_length()), 1024),
+        "UNIT": max(tune.tile, 64),
+        "PAGE_SIZE": call.page_size,
+        "LAYOUT": call.layout,
+        "X": 16 // k.element_size(),
+        "ROWS": work.rows,
+        "TILE": tune.tile,
+        "DQ": dim,
+        "DQ1": first,
+        "DQ2": max(16, 1 << (rest - 1).bit_length()) if rest else 0,
+        "DV": dim_vo,
+        "DVP": max(16, 1 << (dim_vo - 1).bit_length()),
+        "STAGES": tune.stages,
+        "num_warps": tune.warps,
+        "num_stages": tune.stages,
+    }
+
+
+def _launch(
+    whole: bool,
+    work: Work,
+    tensors: tuple[torch.Tensor, ...],
+    strides: tuple[int, ...],
+    scales: tuple[float, ...],
+    numbers: tuple[int, ...],
+    constants: dict[str, Any],
+    programs: int,
+) -> None:
+    from flashinfer.backends.triton.kernels import attention as kernels
+
+    q, scratch, out, lse = tensors[0], *tensors[-3:]
+    with torch.cuda.device(q.device.index if q.is_cuda else -1):
+        if whole:
+            kernels.attention_whole[(programs,)](*tensors, *strides, *scales, *numbers, **constants)
+            return
+        kernels.attention_split[(work.workers,)](*tensors, *strides, *scales, *numbers, **constants)
+        step = 4
+        kernels.attention_merge[(work.workers, work.rows // step)](
+            *(scratch, out, lse, *strides[-4:], numbers[0]),
+            WORKERS=work.workers,
+            ROWS=work.rows,
+            STEP=step,
+            DV=constants["DV"],
+            DVP=constants["DVP"],
+            num_warps=4,
+        )
