@@ -425,14 +425,13 @@ def attention_split(
                 STAGES,
             )  # fmt: skip
             if piece == 0 and piece_end == per_item:
-                to = out + (q_row * out_token + head * out_head)[:, None]
-                store_rows(to, result, lse + q_row * lse_token + head * lse_head, row_lse, live, DV, DVP)
+                to_out = out + (q_row * out_token + head * out_head)[:, None]
+                store_rows(to_out, result, lse + q_row * lse_token + head * lse_head, row_lse, live, DV, DVP)
             else:
                 # The end of an item that others began has the first slot.
                 slot = 2 * worker + (1 if piece == 0 else 0)
                 place = slot * ROWS + tl.arange(0, ROWS)
-                to = scratch + place[:, None] * DV
-                store_rows(to, result, scratch + slots * DV + place, row_lse, live, DV, DVP)
+                store_rows(scratch + place[:, None] * DV, result, scratch + slots * DV + place, row_lse, live, DV, DVP)
                 if piece == 0:
                     # Workers whose shares begin before the item ends.
                     item_end = (unit + per_item).to(tl.int64)
