@@ -76,7 +76,7 @@ merge_state = Op(
     "merge",
     "Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b, Tensor(a!) out, Tensor(b!) s_out -> ()",
     check=_check_merge_state,
-    backends=("reference",),
+    backends=("triton", "reference"),
 )
 
 merge_state_in_place = Op(
@@ -84,7 +84,7 @@ merge_state_in_place = Op(
     "merge",
     "Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask -> ()",
     check=_check_merge_state_in_place,
-    backends=("reference",),
+    backends=("triton", "reference"),
 )
 
 merge_states = Op(
@@ -92,5 +92,5 @@ merge_states = Op(
     "merge",
     "Tensor v, Tensor s, Tensor(a!) out, Tensor(b!) s_out -> ()",
     check=_check_merge_states,
-    backends=("reference",),
+    backends=("triton", "reference"),
 )

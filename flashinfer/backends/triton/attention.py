@@ -4,24 +4,24 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import math
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from flashinfer.backends.triton import device
 from flashinfer.core import faults
 from flashinfer.core.attention_work import Work
 from flashinfer.core.checks import fail
-from flashinfer.core.dtypes import FP8, fp8_of
+from flashinfer.core.dtypes import FP8
 
 PAGED, RAGGED = "paged_attention", "ragged_attention"
 OP_CODES = {PAGED: 16, RAGGED: 17}
 QUERY_DTYPES = (torch.float16, torch.bfloat16)
 LARGEST_HEAD_DIM = 256
+# A window beyond every request, from which lengths can be taken without leaving int32.
+WIDEST = 1 << 30
 LAYOUTS = {"NHD": 0, "HND": 0, "SHUFFLED": 1, "RAGGED": 2}
 
 
@@ -53,44 +53,15 @@ def tuning(rows: int, dim: int, shared_bytes: int) -> Tuning:
     return Tuning(32 if dim > 128 else 64, 4, 3)
 
 
-@functools.cache
-def why_not_device(device: torch.device) -> str | None:
-    """None, or why Triton cannot run there."""
-    if importlib.util.find_spec("triton") is None:
-        return "needs the package triton"
-    if device.type == "cuda":
-        return None
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    return f"needs a GPU, got {device}"
-
-
-@functools.cache
-def _shared_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 64 << 10
-    properties = torch.cuda.get_device_properties(device)
-    # ROCm's torch has no "opt-in" size: there is one.
-    return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
-
-
-@functools.cache
-def _fp8(device: torch.device) -> torch.dtype | None:
-    """The FP8 flavour of the device; None where all work."""
-    if device.type != "cuda":
-        return None
-    return fp8_of(getattr(torch.cuda.get_device_properties(device), "gcnArchName", ""))
-
-
 def _why_not(q: torch.Tensor, k: torch.Tensor, dim_vo: int) -> str | None:
-    if reason := why_not_device(q.device):
+    if reason := device.why_not(q.device):
         return reason
     if q.dtype not in QUERY_DTYPES:
         return f"needs q in float16 or bfloat16, got {q.dtype}"
     if k.dtype != q.dtype:
         if k.dtype not in FP8:
             return f"needs keys of q's dtype or FP8, got {k.dtype}"
-        flavour = _fp8(q.device)
+        flavour = device.fp8(q.device)
         if flavour is not None and k.dtype != flavour:
             return f"needs the device's own FP8, {flavour}, got {k.dtype}"
     for name, dim in (("head_dim", q.size(2)), ("head_dim_vo", dim_vo)):
@@ -241,7 +212,7 @@ def _run(
     cap = logits_soft_cap
     # tanh(x) is 2 sigmoid(2 x) - 1.
     scales = abs(scale) / math.log(2), 2 * abs(scale) / cap if cap else 0.0, cap / math.log(2), v_scale
-    numbers = group, call.kv_heads, max(window_left, 0), batch, tokens, call.bound, call.num_pages, OP_CODES[call.op]
+    numbers = group, call.kv_heads, min(max(window_left, 0), WIDEST), batch, tokens, call.bound, call.num_pages, OP_CODES[call.op]
     constants = _constants(call, q, tensors[1], work, batch)
     constants |= {
         "CAUSAL": causal and custom_mask is None,
@@ -261,14 +232,14 @@ def _run(
 def _constants(call: _Call, q: torch.Tensor, k: torch.Tensor, work: Work, batch: int) -> dict[str, Any]:
     """What kernels are compiled for."""
     dim, dim_vo = q.size(2), call.dim_vo
-    tune = tuning(work.rows, max(dim, dim_vo), _shared_bytes(q.device))
+    tune = tuning(work.rows, max(dim, dim_vo), device.shared_bytes(q.device))
     # Dimensions are taken in two parts, powers of 2: 192 is 128 and 64, 80 is 64 and 16.
     first = 1 << (dim.bit_length() - 1)
     first = max(first, 16)
     rest = max(dim - first, 0)
     return {
         "WORKERS": work.workers,
-        "BATCH": min(max(16, 1 << (batch - 1).bit_length()), 1024),
+        "BATCH": min(device.power_of_2(batch), 1024),
         "UNIT": max(tune.tile, 64),
         "PAGE_SIZE": call.page_size,
         "LAYOUT": call.layout,
@@ -277,9 +248,9 @@ def _constants(call: _Call, q: torch.Tensor, k: torch.Tensor, work: Work, batch:
         "TILE": tune.tile,
         "DQ": dim,
         "DQ1": first,
-        "DQ2": max(16, 1 << (rest - 1).bit_length()) if rest else 0,
+        "DQ2": device.power_of_2(rest) if rest else 0,
         "DV": dim_vo,
-        "DVP": max(16, 1 << (dim_vo - 1).bit_length()),
+        "DVP": device.power_of_2(dim_vo),
         "STAGES": tune.stages,
         "num_warps": tune.warps,
         "num_stages": tune.stages,

@@ -184,6 +184,8 @@ class Case:
             dense(q, k, v, self.options, scale, sinks, mask)
             for q, k, v, mask in zip(rows, self.keys, self.values, masks, strict=True)
         ]
+        if not parts:
+            return self.q.double(), self.q[..., 0].double()
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     def compare(self, results: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -339,13 +339,19 @@ def attend_block(
             # Nothing of the request is to be believed, and what stood in for the page may have been NaN.
             bad = first_bad_page(pages, begin // PAGE_SIZE, tl.cdiv(end, PAGE_SIZE), num_pages, 64)
             report(fault, op, PAGE_ID_RANGE, first + bad, tl.load(pages + bad), num_pages + bad * 0)
-            result = tl.zeros([ROWS, DVP], tl.float32)
-            lse = tl.full([ROWS], float("-inf"), tl.float32)
+            lse = tl.full([ROWS], float("inf"), tl.float32)
     return result, lse, q_row, head, live
 
 
 @triton.jit
 def store_rows(to, result, lse_to, lse, live, DV: tl.constexpr, DVP: tl.constexpr):
+    """Write final rows; an LSE of +inf marks those of a request that has a bad page."""
+    lost = lse == float("inf")
+    store(to, tl.where(lost[:, None], 0.0, result), lse_to, tl.where(lost, float("-inf"), lse), live, DV, DVP)
+
+
+@triton.jit
+def store(to, result, lse_to, lse, live, DV: tl.constexpr, DVP: tl.constexpr):
     e = tl.arange(0, DVP)
     tl.store(to + e[None, :], result.to(to.dtype.element_ty), live[:, None] & (e < DV)[None, :])
     tl.store(lse_to, lse, live)
@@ -392,14 +398,11 @@ def attention_split(
     all_units = total_of(batch, meta, heads, fault, op, PAGE_SIZE, LAYOUT, ROWS, UNIT, WINDOW, True, BATCH).to(tl.int64)
     slots = 2 * WORKERS * ROWS
     record = (scratch + slots * (DV + 1)).to(tl.pointer_type(tl.int32)) + worker * RECORD_WORDS
-    # Of fewer units than workers each worker has one, or none.
-    active = tl.minimum(all_units, WORKERS)
-    if worker >= active:
-        tl.store(record, 0)
-        return
+    # Of fewer units than workers each worker has one, or none: its share is empty then, as Triton 3.6 cannot compile a
+    # return before a `while`.
+    active = tl.maximum(tl.minimum(all_units, WORKERS), 1)
     unit = (worker * all_units // active).to(tl.int32)
-    stop = ((worker + 1) * all_units // active).to(tl.int32)
-    share = unit
+    stop = tl.where(worker < active, ((worker + 1) * all_units // active).to(tl.int32), unit)
     b, before = seek(unit, batch, meta, heads, PAGE_SIZE, LAYOUT, ROWS, UNIT, WINDOW, True, BATCH)
     pieces = 0
     while unit < stop:
@@ -431,7 +434,7 @@ def attention_split(
                 # The end of an item that others began has the first slot.
                 slot = 2 * worker + (1 if piece == 0 else 0)
                 place = slot * ROWS + tl.arange(0, ROWS)
-                store_rows(scratch + place[:, None] * DV, result, scratch + slots * DV + place, row_lse, live, DV, DVP)
+                store(scratch + place[:, None] * DV, result, scratch + slots * DV + place, row_lse, live, DV, DVP)
                 if piece == 0:
                     # Workers whose shares begin before the item ends.
                     item_end = (unit + per_item).to(tl.int64)
@@ -466,10 +469,12 @@ def attention_merge(
     top = tl.full([STEP], float("-inf"), tl.float32)
     total = tl.zeros([STEP], tl.float32)
     acc = tl.zeros([STEP, DVP], tl.float32)
+    lost = tl.zeros([STEP], tl.int32)
     for piece in range(pieces):
         slot = 2 * (worker + piece) + (1 if piece == 0 else 0)
         place = slot * ROWS + inside
         piece_lse = tl.load(scratch + slots * DV + place, live, float("-inf"))
+        lost = tl.where(piece_lse == float("inf"), 1, lost)
         result = tl.load(scratch + place[:, None] * DV + e[None, :], live[:, None] & (e < DV)[None, :], 0.0)
         new_top = tl.maximum(top, piece_lse)
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -480,6 +485,7 @@ def attention_merge(
         top = new_top
     acc = acc * tl.where(total > 0, 1.0 / total, 0.0)[:, None]
     row_lse = tl.where(total > 0, top + tl.log2(total), float("-inf"))
+    row_lse = tl.where(lost > 0, float("inf"), row_lse)
     to = out + (q_row * out_token + head * out_head)[:, None]
     store_rows(to, acc, lse + q_row * lse_token + head * lse_head, row_lse, live, DV, DVP)
 
