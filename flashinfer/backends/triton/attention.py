@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in Triton: keys cut evenly among programs where rows are few, a program for each block where they are many."""
+"""Attention in Triton: keys cut evenly among programs where rows are few, else a block of rows a program."""
 
 from __future__ import annotations
 
@@ -70,9 +70,7 @@ def _why_not(q: torch.Tensor, k: torch.Tensor, dim_vo: int) -> str | None:
     return None
 
 
-def why_not_paged_attention(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: object
-) -> str | None:
+def why_not_paged_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *args: object) -> str | None:
     return _why_not(q, k_cache, v_cache.size(3))
 
 
@@ -212,7 +210,16 @@ def _run(
     cap = logits_soft_cap
     # tanh(x) is 2 sigmoid(2 x) - 1.
     scales = abs(scale) / math.log(2), 2 * abs(scale) / cap if cap else 0.0, cap / math.log(2), v_scale
-    numbers = group, call.kv_heads, min(max(window_left, 0), WIDEST), batch, tokens, call.bound, call.num_pages, OP_CODES[call.op]
+    numbers = (
+        group,
+        call.kv_heads,
+        min(max(window_left, 0), WIDEST),
+        batch,
+        tokens,
+        call.bound,
+        call.num_pages,
+        OP_CODES[call.op],
+    )
     constants = _constants(call, q, tensors[1], work, batch)
     constants |= {
         "CAUSAL": causal and custom_mask is None,

@@ -100,7 +100,7 @@ def total_of(
         b = base + tl.arange(0, BATCH)
         n, wrong = amount(b, b < batch, meta, heads, PAGE_SIZE, LAYOUT, ROWS, UNIT, WINDOW, SPLIT)
         total += tl.sum(n, 0)
-        if tl.program_id(0) == 0:
+        if tl.program_id(0) == 0:  # noqa: SIM102, and so below: compiled, not evaluated
             if tl.max(wrong, 0) > 0:
                 where = tl.min(tl.where(wrong > 0, b, NO_KEY), 0)
                 report_request(fault, op, where, meta, PAGE_SIZE, LAYOUT)
@@ -260,7 +260,7 @@ def attend_block(
 ):  # fmt: skip
     """Rows of a block over the keys [lo, hi): result and LSE, and whose rows they are."""
     q_token, q_head, k_head, v_head = strides
-    group, kv_heads, window = heads
+    group, _, window = heads
     score_scale, cap_into, cap_out_of, v_scale = scales
     k, v, k_page, k_slot, v_page, v_slot = stored
     kv_indices, num_pages = paged
@@ -302,7 +302,7 @@ def attend_block(
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    if SINKS:
+    if SINKS:  # noqa: SIM102
         # One more key, of value 0, with the first piece.
         if begins:
             top = tl.load(sinks + head, live, float("-inf")) * LOG2E
@@ -334,7 +334,7 @@ def attend_block(
     top, total, acc, broken = state
     result = acc * tl.where(total > 0, v_scale / total, 0.0)[:, None]
     lse = tl.where(total > 0, top + tl.log2(total), float("-inf"))
-    if LAYOUT != RAGGED:
+    if LAYOUT != RAGGED:  # noqa: SIM102
         if tl.max(broken, 0) > 0:
             # Nothing of the request is to be believed, and what stood in for the page may have been NaN.
             bad = first_bad_page(pages, begin // PAGE_SIZE, tl.cdiv(end, PAGE_SIZE), num_pages, 64)
@@ -422,10 +422,10 @@ def attention_split(
             result, row_lse, q_row, head, live = attend_block(
                 q, sinks, (k, v, k_page, k_slot, v_page, v_slot), (kv_indices, num_pages), (custom_mask, mask_indptr),
                 (q_token, q_head, k_head, v_head), heads, (score_scale, cap_into, cap_out_of, v_scale), fault, op,
-                b, (q_begin, q_len, first, kv_len), block, kv_head, (unit_0 + piece) * UNIT, (unit_0 + piece_end) * UNIT,
-                piece == 0,
-                PAGE_SIZE, LAYOUT, X, ROWS, TILE, DQ, DQ1, DQ2, DV, DVP, CAUSAL, WINDOW, SOFT_CAP, CUSTOM, SINKS, NEGATE,
-                STAGES,
+                b, (q_begin, q_len, first, kv_len), block, kv_head,
+                (unit_0 + piece) * UNIT, (unit_0 + piece_end) * UNIT, piece == 0,
+                PAGE_SIZE, LAYOUT, X, ROWS, TILE, DQ, DQ1, DQ2, DV, DVP, CAUSAL, WINDOW, SOFT_CAP, CUSTOM, SINKS,
+                NEGATE, STAGES,
             )  # fmt: skip
             if piece == 0 and piece_end == per_item:
                 to_out = out + (q_row * out_token + head * out_head)[:, None]
@@ -519,7 +519,8 @@ def attention_whole(
         q, sinks, (k, v, k_page, k_slot, v_page, v_slot), (kv_indices, num_pages), (custom_mask, mask_indptr),
         (q_token, q_head, k_head, v_head), heads, (score_scale, cap_into, cap_out_of, v_scale), fault, op,
         b, (q_begin, q_len, first, kv_len), unit - before, kv_head, 0, kv_len, True,
-        PAGE_SIZE, LAYOUT, X, ROWS, TILE, DQ, DQ1, DQ2, DV, DVP, CAUSAL, WINDOW, SOFT_CAP, CUSTOM, SINKS, NEGATE, STAGES,
+        PAGE_SIZE, LAYOUT, X, ROWS, TILE, DQ, DQ1, DQ2, DV, DVP, CAUSAL, WINDOW, SOFT_CAP, CUSTOM, SINKS, NEGATE,
+        STAGES,
     )  # fmt: skip
     to = out + (q_row * out_token + head * out_head)[:, None]
     store_rows(to, result, lse + q_row * lse_token + head * lse_head, row_lse, live, DV, DVP)
