@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from flashinfer.backends.triton import device
+from flashinfer.backends.triton.launch import launch
 from flashinfer.core import faults
 from flashinfer.core.attention_work import Work
 from flashinfer.core.checks import fail
@@ -20,6 +21,8 @@ PAGED, RAGGED = "paged_attention", "ragged_attention"
 OP_CODES = {PAGED: 16, RAGGED: 17}
 QUERY_DTYPES = (torch.float16, torch.bfloat16)
 LARGEST_HEAD_DIM = 256
+# Requests that a program sums over at once.
+BATCH = 256
 # A window beyond every request, from which lengths can be taken without leaving int32.
 WIDEST = 1 << 30
 LAYOUTS = {"NHD": 0, "HND": 0, "SHUFFLED": 1, "RAGGED": 2}
@@ -34,7 +37,7 @@ class Tuning:
     stages: int
 
 
-def tuning(rows: int, dim: int, shared_bytes: int) -> Tuning:
+def tuning(rows: int, dim: int, element_size: int, shared_bytes: int) -> Tuning:
     """Tile and warps for a block of rows.
 
     Parameters
@@ -43,14 +46,20 @@ def tuning(rows: int, dim: int, shared_bytes: int) -> Tuning:
         Query rows of a program.
     dim
         The larger head dimension of K and V.
+    element_size
+        Of keys and values.
     shared_bytes
-        What a program can have: 64 KiB on gfx942, 160 KiB on gfx950, 227 KiB on the verification target.
+        What a program can have. 64 KiB on gfx942 and 160 KiB on gfx950: one tile, and what is in flight waits in
+        registers, of which more keys spill, or leave too few for two small programs on a compute unit. 227 KiB on
+        the verification target: several tiles.
     """
     if shared_bytes <= 160 << 10:
-        return Tuning(32 if dim > 128 else 64, 4, 1)
+        if dim > 128 or (rows <= 32 and element_size == 1):
+            return Tuning(32, 4, 1)
+        return Tuning(64, 8 if rows >= 128 else 4, 1)
     if rows >= 128:
-        return Tuning(64 if dim > 128 else 128, 8, 2)
-    return Tuning(32 if dim > 128 else 64, 4, 3)
+        return Tuning(64, 8, 2) if dim > 128 else Tuning(128, 8, 2)
+    return Tuning(64, 4, 2) if dim > 128 else Tuning(128, 4, 2)
 
 
 def _why_not(q: torch.Tensor, k: torch.Tensor, dim_vo: int) -> str | None:
@@ -202,93 +211,62 @@ def _run(
         scratch = q.new_empty(work.scratch_elements(call.dim_vo), dtype=torch.float32)
     if not whole and scratch is not None and scratch.numel() < work.scratch_elements(call.dim_vo):
         fail(call.op, "scratch", f"of at least {work.scratch_elements(call.dim_vo)} elements", scratch.numel())
-    k_page, k_slot, k_head, v_page, v_slot, v_head = call.strides
-    strides = (
-        *(q.stride(0), q.stride(1), k_page, k_slot, k_head, v_page, v_slot, v_head),
-        *(out.stride(0), out.stride(1), lse.stride(0), lse.stride(1)),
-    )
+    tune = tuning(work.rows, max(q.size(2), call.dim_vo), tensors[1].element_size(), device.shared_bytes(q.device))
     cap = logits_soft_cap
-    # tanh(x) is 2 sigmoid(2 x) - 1.
-    scales = abs(scale) / math.log(2), 2 * abs(scale) / cap if cap else 0.0, cap / math.log(2), v_scale
-    numbers = (
-        group,
-        call.kv_heads,
-        min(max(window_left, 0), WIDEST),
-        batch,
-        tokens,
-        call.bound,
-        call.num_pages,
-        OP_CODES[call.op],
-    )
-    constants = _constants(call, q, tensors[1], work, batch)
-    constants |= {
-        "CAUSAL": causal and custom_mask is None,
-        "WINDOW": window_left >= 0,
-        "SOFT_CAP": cap > 0,
-        "CUSTOM": custom_mask is not None,
-        "SINKS": sinks is not None,
-        "NEGATE": scale < 0,
-    }
+    flags = (causal and custom_mask is None, window_left >= 0, cap > 0, custom_mask is not None, sinks is not None)
     _launch(
-        *(whole, work, (*tensors, *optional, fault, fault if scratch is None else scratch, out, lse)),
-        *(strides, scales, numbers, constants, blocks * call.kv_heads),
+        *(whole, work, tune, (*tensors, *optional, fault, fault if scratch is None else scratch, out, lse)),
+        # tanh(x) is 2 sigmoid(2 x) - 1.
+        (abs(scale) / math.log(2), 2 * abs(scale) / cap if cap else 0.0, cap / math.log(2), v_scale),
+        (min(max(window_left, 0), WIDEST), batch, tokens, call.bound, call.num_pages, OP_CODES[call.op]),
+        *(call, (*flags, scale < 0), blocks * call.kv_heads),
     )
     faults.settle(fault)
 
 
-def _constants(call: _Call, q: torch.Tensor, k: torch.Tensor, work: Work, batch: int) -> dict[str, Any]:
-    """What kernels are compiled for."""
+def _constants(call: _Call, tensors: tuple[torch.Tensor, ...], work: Work, tune: Tuning) -> tuple[Any, ...]:
+    """What both kernels are compiled for, but for the flags."""
+    q, k, v = tensors[:3]
     dim, dim_vo = q.size(2), call.dim_vo
-    tune = tuning(work.rows, max(dim, dim_vo), device.shared_bytes(q.device))
-    # Dimensions are taken in two parts, powers of 2: 192 is 128 and 64, 80 is 64 and 16.
-    first = 1 << (dim.bit_length() - 1)
-    first = max(first, 16)
+    # Keys are taken in two parts whose sizes are powers of 2: 192 is 128 and 64, 80 is 64 and 16.
+    first = max(1 << (dim.bit_length() - 1), 16)
     rest = max(dim - first, 0)
-    return {
-        "WORKERS": work.workers,
-        "BATCH": min(device.power_of_2(batch), 1024),
-        "UNIT": max(tune.tile, 64),
-        "PAGE_SIZE": call.page_size,
-        "LAYOUT": call.layout,
-        "X": 16 // k.element_size(),
-        "ROWS": work.rows,
-        "TILE": tune.tile,
-        "DQ": dim,
-        "DQ1": first,
-        "DQ2": device.power_of_2(rest) if rest else 0,
-        "DV": dim_vo,
-        "DVP": device.power_of_2(dim_vo),
-        "STAGES": tune.stages,
-        "num_warps": tune.warps,
-        "num_stages": tune.stages,
-    }
+    # Of a vector of V in a shuffled page.
+    aligned = v.data_ptr() % 16 == 0 and all(v.stride(axis) * v.element_size() % 16 == 0 for axis in (0, 1))
+    return (
+        *(work.workers, BATCH if q.is_cuda else 16, max(tune.tile, 64), call.page_size, call.layout),
+        *(16 // k.element_size(), work.rows, tune.tile, dim, first, device.power_of_2(rest) if rest else 0),
+        *(dim_vo, device.power_of_2(dim_vo), aligned),
+    )
 
 
 def _launch(
     whole: bool,
     work: Work,
+    tune: Tuning,
     tensors: tuple[torch.Tensor, ...],
-    strides: tuple[int, ...],
     scales: tuple[float, ...],
-    numbers: tuple[int, ...],
-    constants: dict[str, Any],
+    volatile: tuple[int, ...],
+    call: _Call,
+    flags: tuple[bool, ...],
     programs: int,
 ) -> None:
     from flashinfer.backends.triton.kernels import attention as kernels
 
     q, scratch, out, lse = tensors[0], *tensors[-3:]
-    with torch.cuda.device(q.device.index if q.is_cuda else -1):
-        if whole:
-            kernels.attention_whole[(programs,)](*tensors, *strides, *scales, *numbers, **constants)
-            return
-        kernels.attention_split[(work.workers,)](*tensors, *strides, *scales, *numbers, **constants)
+    k_page, k_slot, k_head, v_page, v_slot, v_head = call.strides
+    results = out.stride(0), out.stride(1), lse.stride(0), lse.stride(1)
+    group = q.size(1) // call.kv_heads
+    strides = q.stride(0), q.stride(1), k_page, k_slot, k_head, v_page, v_slot, v_head, *results, group, call.kv_heads
+    *constants, aligned = _constants(call, tensors, work, tune)
+    kernel, grid = (kernels.attention_whole, programs) if whole else (kernels.attention_split, work.workers)
+    launch(
+        *(kernel, (grid,), tensors, strides, (*scales, *volatile)),
+        *((*constants, *flags, aligned, tune.stages), tune.warps, tune.stages),
+    )
+    if not whole:
         step = 4
-        kernels.attention_merge[(work.workers, work.rows // step)](
-            *(scratch, out, lse, *strides[-4:], numbers[0]),
-            WORKERS=work.workers,
-            ROWS=work.rows,
-            STEP=step,
-            DV=constants["DV"],
-            DVP=constants["DVP"],
-            num_warps=4,
+        launch(
+            *(kernels.attention_merge, (work.workers, work.rows // step), (scratch, out, lse), (*results, group), ()),
+            *((work.workers, work.rows, step, call.dim_vo, device.power_of_2(call.dim_vo)), 4, 1),
         )

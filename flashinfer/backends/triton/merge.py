@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer.backends.triton import device
+from flashinfer.backends.triton.launch import launch
 
 WARPS = 4
 
@@ -53,16 +54,11 @@ def _two(
     sums = [stride for t in (s_a, s_b, s_out) for stride in t.stride()]
     # Triton knows no bool in memory; a byte is one.
     bytes_ = s_a if mask is None else mask.view(torch.uint8)
-    with torch.cuda.device(v_a.device.index if v_a.is_cuda else -1):
-        kernels.merge_two[(-(-tokens * heads // step),)](
-            *(v_a, s_a, v_b, s_b, bytes_, out, s_out, *values, *sums),
-            *(tokens, heads, 0 if mask is None else mask.stride(0)),
-            D=dim,
-            DP=device.power_of_2(dim),
-            STEP=step,
-            MASKED=mask is not None,
-            num_warps=WARPS,
-        )
+    launch(
+        *(kernels.merge_two, (-(-tokens * heads // step),), (v_a, s_a, v_b, s_b, bytes_, out, s_out)),
+        *((*values, *sums), (tokens, heads, 0 if mask is None else mask.stride(0))),
+        *((dim, device.power_of_2(dim), step, mask is not None), WARPS, 1),
+    )
 
 
 def merge_state(
@@ -89,12 +85,8 @@ def merge_states(v: torch.Tensor, s: torch.Tensor, out: torch.Tensor, s_out: tor
     if out.numel() == 0:
         return
     step = _step(dim)
-    with torch.cuda.device(v.device.index if v.is_cuda else -1):
-        kernels.merge_many[(-(-tokens * heads // step),)](
-            *(v, s, out, s_out, *v.stride()[:3], *s.stride(), *out.stride()[:2], *s_out.stride()),
-            *(tokens, heads, states),
-            D=dim,
-            DP=device.power_of_2(dim),
-            STEP=step,
-            num_warps=WARPS,
-        )
+    strides = *v.stride()[:3], *s.stride(), *out.stride()[:2], *s_out.stride()
+    launch(
+        *(kernels.merge_many, (-(-tokens * heads // step),), (v, s, out, s_out), strides, (tokens, heads, states)),
+        *((dim, device.power_of_2(dim), step), WARPS, 1),
+    )

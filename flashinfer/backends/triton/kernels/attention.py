@@ -25,6 +25,8 @@ QO_INDPTR_RANGE = tl.constexpr(12)
 LAST_PAGE_RANGE = tl.constexpr(13)
 KV_INDPTR_RANGE = tl.constexpr(14)
 NO_KEY = tl.constexpr(2147483647)
+# They change from call to call, and nothing is gained by kernels for each kind.
+VOLATILE = ["window", "batch", "tokens", "bound", "num_pages", "op"]
 
 
 @triton.jit
@@ -178,16 +180,16 @@ def attend(
     state, queries, rows, keys, stored, scales, begin, end,
     PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr, TILE: tl.constexpr, DQ: tl.constexpr,
     DQ1: tl.constexpr, DQ2: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, CUSTOM: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, CUSTOM: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attention of a block of rows to the keys [begin, end) of a request; begin is a multiple of TILE.
 
     Not MASKED: every row sees every key, and end is a multiple of TILE as well.
     """
-    top, total, acc, broken = state
+    top, total, acc, worst = state
     q1, q2 = queries
     first_seen, last_seen, custom_mask, mask_bits = rows
-    pages, last_key, num_pages = keys
+    pages, last_key, last_page = keys
     k, v, k_page, k_slot, v_page, v_slot = stored
     score_scale, cap_into, cap_out_of = scales
     e = tl.arange(0, DVP)
@@ -200,14 +202,17 @@ def attend(
             v_row = token * v_slot
         else:
             entry = tl.minimum(at, last_key) // PAGE_SIZE if MASKED else at // PAGE_SIZE
-            page = tl.load(pages + entry)
-            good = (page >= 0) & (page < num_pages)
-            broken = tl.where(good, broken, 1)
-            page = tl.where(good, page, 0).to(tl.int64)
+            # Without a sign a negative id is one too large.
+            page = tl.load(pages + entry).to(worst.dtype)
+            worst = tl.maximum(worst, page)
+            page = tl.minimum(page, last_page.to(worst.dtype)).to(tl.int64)
             place = at % PAGE_SIZE
             if LAYOUT == SHUFFLED:
                 k_row = page * k_page + place * X
                 v_row = page * v_page + (place // X) * (DV * X) + place % X
+                if ALIGNED:
+                    # What the compiler cannot see, as pages come out of memory: X tokens are one vector of V.
+                    v_row = tl.max_contiguous(tl.multiple_of(v_row, X), X)
             else:
                 k_row = page * k_page + place * k_slot
                 v_row = page * v_page + place * v_slot
@@ -236,7 +241,7 @@ def attend(
             # What follows the last key in its page may be anything, NaN included.
             values = tl.where((at <= last_key)[:, None], values, 0.0)
         acc = tl.dot(weights.to(q1.dtype), values, acc * shrink[:, None])
-    return top, total, acc, broken
+    return top, total, acc, worst
 
 
 @triton.jit
@@ -256,7 +261,7 @@ def attend_block(
     begins, PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, CUSTOM: tl.constexpr, SINKS: tl.constexpr,
-    NEGATE: tl.constexpr, STAGES: tl.constexpr,
+    NEGATE: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Rows of a block over the keys [lo, hi): result and LSE, and whose rows they are."""
     q_token, q_head, k_head, v_head = strides
@@ -307,7 +312,8 @@ def attend_block(
         if begins:
             top = tl.load(sinks + head, live, float("-inf")) * LOG2E
             total = tl.where(live, 1.0, 0.0)
-    state = top, total, tl.zeros([ROWS, DVP], tl.float32), tl.zeros([TILE], tl.int32)
+    unsigned = tl.uint64 if kv_indices.dtype.element_ty == tl.int64 else tl.uint32
+    state = top, total, tl.zeros([ROWS, DVP], tl.float32), tl.zeros([TILE], unsigned)
     k += kv_head * k_head
     v += kv_head * v_head
     pages = kv_indices
@@ -316,7 +322,7 @@ def attend_block(
         v += first.to(tl.int64) * v_slot
     else:
         pages += first
-    keys = pages, kv_len - 1, num_pages
+    keys = pages, kv_len - 1, tl.maximum(num_pages - 1, 0)
     rows = first_seen, last_seen, custom_mask, mask_bits
     into = k, v, k_page, k_slot, v_page, v_slot
     by = score_scale, cap_into, cap_out_of
@@ -325,17 +331,17 @@ def attend_block(
         edge = tl.maximum(begin, tl.minimum(end, seen_by_all) // TILE * TILE)
         state = attend(
             state, (q1, q2), rows, keys, into, by, begin, edge, PAGE_SIZE, LAYOUT, X, TILE, DQ, DQ1, DQ2, DV, DVP,
-            SOFT_CAP, WINDOW, CUSTOM, False, STAGES,
+            SOFT_CAP, WINDOW, CUSTOM, False, ALIGNED, STAGES,
         )  # fmt: skip
     state = attend(
         state, (q1, q2), rows, keys, into, by, edge, end, PAGE_SIZE, LAYOUT, X, TILE, DQ, DQ1, DQ2, DV, DVP,
-        SOFT_CAP, WINDOW, CUSTOM, True, STAGES,
+        SOFT_CAP, WINDOW, CUSTOM, True, ALIGNED, STAGES,
     )  # fmt: skip
-    top, total, acc, broken = state
+    top, total, acc, worst = state
     result = acc * tl.where(total > 0, v_scale / total, 0.0)[:, None]
     lse = tl.where(total > 0, top + tl.log2(total), float("-inf"))
     if LAYOUT != RAGGED:  # noqa: SIM102
-        if tl.max(broken, 0) > 0:
+        if (tl.max(worst, 0) >= num_pages.to(unsigned)) & (end > begin):
             # Nothing of the request is to be believed, and what stood in for the page may have been NaN.
             bad = first_bad_page(pages, begin // PAGE_SIZE, tl.cdiv(end, PAGE_SIZE), num_pages, 64)
             report(fault, op, PAGE_ID_RANGE, first + bad, tl.load(pages + bad), num_pages + bad * 0)
@@ -357,7 +363,7 @@ def store(to, result, lse_to, lse, live, DV: tl.constexpr, DVP: tl.constexpr):
     tl.store(lse_to, lse, live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VOLATILE)
 def attention_split(
     q,  # [tokens, heads, DQ]
     k,
@@ -374,12 +380,12 @@ def attention_split(
     out,  # [tokens, heads, DV]
     lse,  # float32 [tokens, heads]
     q_token, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, out_token, out_head, lse_token, lse_head,
+    group,
+    kv_heads,
     score_scale,  # of q k^T to base 2
     cap_into,
     cap_out_of,
     v_scale,
-    group,
-    kv_heads,
     window,
     batch,
     tokens,
@@ -389,7 +395,7 @@ def attention_split(
     WORKERS: tl.constexpr, BATCH: tl.constexpr, UNIT: tl.constexpr, PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr,
     X: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr,
     DV: tl.constexpr, DVP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    CUSTOM: tl.constexpr, SINKS: tl.constexpr, NEGATE: tl.constexpr, STAGES: tl.constexpr,
+    CUSTOM: tl.constexpr, SINKS: tl.constexpr, NEGATE: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each worker takes its share of the batch's units: the end of an item, whole ones, the beginning of another."""
     worker = tl.program_id(0)
@@ -425,7 +431,7 @@ def attention_split(
                 b, (q_begin, q_len, first, kv_len), block, kv_head,
                 (unit_0 + piece) * UNIT, (unit_0 + piece_end) * UNIT, piece == 0,
                 PAGE_SIZE, LAYOUT, X, ROWS, TILE, DQ, DQ1, DQ2, DV, DVP, CAUSAL, WINDOW, SOFT_CAP, CUSTOM, SINKS,
-                NEGATE, STAGES,
+                NEGATE, ALIGNED, STAGES,
             )  # fmt: skip
             if piece == 0 and piece_end == per_item:
                 to_out = out + (q_row * out_token + head * out_head)[:, None]
@@ -490,15 +496,15 @@ def attention_merge(
     store_rows(to, acc, lse + q_row * lse_token + head * lse_head, row_lse, live, DV, DVP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VOLATILE)
 def attention_whole(
     q, k, v, kv_indices, qo_indptr, kv_indptr, last_page_len, sinks, custom_mask, mask_indptr, fault, scratch, out, lse,
     q_token, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, out_token, out_head, lse_token, lse_head,
-    score_scale, cap_into, cap_out_of, v_scale, group, kv_heads, window, batch, tokens, bound, num_pages, op,
+    group, kv_heads, score_scale, cap_into, cap_out_of, v_scale, window, batch, tokens, bound, num_pages, op,
     WORKERS: tl.constexpr, BATCH: tl.constexpr, UNIT: tl.constexpr, PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr,
     X: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr,
     DV: tl.constexpr, DVP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    CUSTOM: tl.constexpr, SINKS: tl.constexpr, NEGATE: tl.constexpr, STAGES: tl.constexpr,
+    CUSTOM: tl.constexpr, SINKS: tl.constexpr, NEGATE: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A block of rows and all keys that it sees; the arguments of `attention_split`, whose scratch is not used.
 
@@ -520,7 +526,7 @@ def attention_whole(
         (q_token, q_head, k_head, v_head), heads, (score_scale, cap_into, cap_out_of, v_scale), fault, op,
         b, (q_begin, q_len, first, kv_len), unit - before, kv_head, 0, kv_len, True,
         PAGE_SIZE, LAYOUT, X, ROWS, TILE, DQ, DQ1, DQ2, DV, DVP, CAUSAL, WINDOW, SOFT_CAP, CUSTOM, SINKS, NEGATE,
-        STAGES,
+        ALIGNED, STAGES,
     )  # fmt: skip
     to = out + (q_row * out_token + head * out_head)[:, None]
     store_rows(to, result, lse + q_row * lse_token + head * lse_head, row_lse, live, DV, DVP)

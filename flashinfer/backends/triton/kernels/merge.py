@@ -21,7 +21,7 @@ def rows_of(tokens, heads, STEP: tl.constexpr):
     return token, row % heads, token < tokens
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads", "mask_stride"])
 def merge_two(
     v_a, s_a, v_b, s_b, mask, out, s_out,
     v_a_token, v_a_head, v_b_token, v_b_head, out_token, out_head,
@@ -52,7 +52,7 @@ def merge_two(
     tl.store(s_out + token * s_out_token + head * s_out_head, lse, live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads", "states"])
 def merge_many(
     v, s, out, s_out, v_token, v_state, v_head, s_token, s_state, s_head, out_token, out_head, s_out_token, s_out_head,
     tokens, heads, states, D: tl.constexpr, DP: tl.constexpr, STEP: tl.constexpr,
