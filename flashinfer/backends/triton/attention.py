@@ -23,6 +23,8 @@ QUERY_DTYPES = (torch.float16, torch.bfloat16)
 LARGEST_HEAD_DIM = 256
 # Requests that a program sums over at once.
 BATCH = 256
+# Rows that a program merges.
+MERGE_STEP = 4
 # A window beyond every request, from which lengths can be taken without leaving int32.
 WIDEST = 1 << 30
 LAYOUTS = {"NHD": 0, "HND": 0, "SHUFFLED": 1, "RAGGED": 2}
@@ -102,6 +104,36 @@ class _Call:
     strides: tuple[int, int, int, int, int, int]
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What both ops take; `scale` is that of the scores, with K's."""
+
+    causal: bool
+    scale: float
+    window_left: int
+    logits_soft_cap: float
+    v_scale: float
+    sinks: torch.Tensor | None
+    custom_mask: torch.Tensor | None
+    mask_indptr: torch.Tensor | None
+    max_q_len: int
+
+    @property
+    def scales(self) -> tuple[float, float, float, float]:
+        """Of scores to base 2; into and out of the sigmoid of a soft cap, as tanh(x) is 2 sigmoid(2 x) - 1; of V."""
+        scale, cap = abs(self.scale), self.logits_soft_cap
+        return scale / math.log(2), 2 * scale / cap if cap else 0.0, cap / math.log(2), self.v_scale
+
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """CAUSAL, WINDOW, SOFT_CAP, CUSTOM, SINKS and NEGATE of the kernels."""
+        masked = self.custom_mask is not None
+        return (
+            *(self.causal and not masked, self.window_left >= 0, self.logits_soft_cap > 0, masked),
+            *(self.sinks is not None, self.scale < 0),
+        )
+
+
 def _strides(k: torch.Tensor, v: torch.Tensor, axes: tuple[int, int, int]) -> tuple[int, int, int, int, int, int]:
     page, slot, head = axes
     return k.stride(page), k.stride(slot), k.stride(head), v.stride(page), v.stride(slot), v.stride(head)
@@ -137,15 +169,13 @@ def paged_attention(
     if num_pages == 0:
         # Something to load from, for entries that are then reported.
         k_cache, v_cache = (t.new_zeros((1, *t.shape[1:])) for t in (k_cache, v_cache))
-    call = _Call(
-        *(PAGED, LAYOUTS[kv_layout], k_cache.size(slot_axis), k_cache.size(heads_axis), v_cache.size(3)),
-        *(num_pages, kv_indices.numel(), _strides(k_cache, v_cache, (0, slot_axis, heads_axis))),
-    )
-    _run(
-        *(call, (q, k_cache, v_cache, kv_indices, qo_indptr, kv_indptr, kv_last_page_len)),
-        *(causal, sm_scale * k_scale, window_left, logits_soft_cap, v_scale, sinks, custom_mask, mask_indptr),
-        *(max_q_len, scratch, out, lse),
-    )
+    sizes = k_cache.size(slot_axis), k_cache.size(heads_axis), v_cache.size(3), num_pages, kv_indices.numel()
+    call = _Call(PAGED, LAYOUTS[kv_layout], *sizes, _strides(k_cache, v_cache, (0, slot_axis, heads_axis)))
+    scores = sm_scale * k_scale
+    masks = sinks, custom_mask, mask_indptr
+    options = _Options(causal, scores, window_left, logits_soft_cap, v_scale, *masks, max_q_len)
+    tensors = q, k_cache, v_cache, kv_indices, qo_indptr, kv_indptr, kv_last_page_len
+    _run(call, tensors, options, scratch, (out, lse))
 
 
 def ragged_attention(
@@ -171,56 +201,44 @@ def ragged_attention(
     lse: torch.Tensor,
 ) -> None:
     call = _Call(RAGGED, LAYOUTS["RAGGED"], 1, k.size(1), v.size(2), 0, k.size(0), _strides(k, v, (0, 0, 1)))
-    _run(
-        *(call, (q, k, v, kv_indptr, qo_indptr, kv_indptr, kv_indptr)),
-        *(causal, sm_scale * k_scale, window_left, logits_soft_cap, v_scale, sinks, custom_mask, mask_indptr),
-        *(max_q_len, scratch, out, lse),
-    )
+    scores = sm_scale * k_scale
+    masks = sinks, custom_mask, mask_indptr
+    options = _Options(causal, scores, window_left, logits_soft_cap, v_scale, *masks, max_q_len)
+    # There are no pages: whatever stands for them is not looked at.
+    _run(call, (q, k, v, kv_indptr, qo_indptr, kv_indptr, kv_indptr), options, scratch, (out, lse))
 
 
 def _run(
     call: _Call,
     tensors: tuple[torch.Tensor, ...],
-    causal: bool,
-    scale: float,
-    window_left: int,
-    logits_soft_cap: float,
-    v_scale: float,
-    sinks: torch.Tensor | None,
-    custom_mask: torch.Tensor | None,
-    mask_indptr: torch.Tensor | None,
-    max_q_len: int,
+    options: _Options,
     scratch: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
+    results: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    q, qo_indptr = tensors[0], tensors[4]
+    q, k, qo_indptr = tensors[0], tensors[1], tensors[4]
     tokens, batch = q.size(0), qo_indptr.size(0) - 1
     if tokens == 0 or batch == 0:
         return
     group = q.size(1) // call.kv_heads
-    longest = max_q_len or -(-tokens // batch)
+    longest = options.max_q_len or -(-tokens // batch)
     work = Work.of(group * longest, q.device)
     # Each request adds a block that is not full at most.
     blocks = group * tokens // work.rows + batch
     # From four rounds of programs on, whole blocks fill the device well enough.
     whole = blocks * call.kv_heads >= 4 * work.workers and longest * group > work.rows
     fault = faults.words(q.device)
-    optional = [fault if t is None else t for t in (sinks, custom_mask, mask_indptr)]
-    if not whole and scratch is None:
-        scratch = q.new_empty(work.scratch_elements(call.dim_vo), dtype=torch.float32)
-    if not whole and scratch is not None and scratch.numel() < work.scratch_elements(call.dim_vo):
-        fail(call.op, "scratch", f"of at least {work.scratch_elements(call.dim_vo)} elements", scratch.numel())
-    tune = tuning(work.rows, max(q.size(2), call.dim_vo), tensors[1].element_size(), device.shared_bytes(q.device))
-    cap = logits_soft_cap
-    flags = (causal and custom_mask is None, window_left >= 0, cap > 0, custom_mask is not None, sinks is not None)
-    _launch(
-        *(whole, work, tune, (*tensors, *optional, fault, fault if scratch is None else scratch, out, lse)),
-        # tanh(x) is 2 sigmoid(2 x) - 1.
-        (abs(scale) / math.log(2), 2 * abs(scale) / cap if cap else 0.0, cap / math.log(2), v_scale),
-        (min(max(window_left, 0), WIDEST), batch, tokens, call.bound, call.num_pages, OP_CODES[call.op]),
-        *(call, (*flags, scale < 0), blocks * call.kv_heads),
-    )
+    if whole:
+        scratch = fault
+    else:
+        need = work.scratch_elements(call.dim_vo)
+        scratch = q.new_empty(need, dtype=torch.float32) if scratch is None else scratch
+        if scratch.numel() < need:
+            fail(call.op, "scratch", f"of at least {need} elements", scratch.numel())
+    optional = [fault if t is None else t for t in (options.sinks, options.custom_mask, options.mask_indptr)]
+    tune = tuning(work.rows, max(q.size(2), call.dim_vo), k.element_size(), device.shared_bytes(q.device))
+    volatile = min(max(options.window_left, 0), WIDEST), batch, tokens, call.bound, call.num_pages, OP_CODES[call.op]
+    everything = (*tensors, *optional, fault, scratch, *results)
+    _launch(call, everything, work, tune, (*options.scales, *volatile), options.flags, blocks if whole else 0)
     faults.settle(fault)
 
 
@@ -241,16 +259,15 @@ def _constants(call: _Call, tensors: tuple[torch.Tensor, ...], work: Work, tune:
 
 
 def _launch(
-    whole: bool,
+    call: _Call,
+    tensors: tuple[torch.Tensor, ...],
     work: Work,
     tune: Tuning,
-    tensors: tuple[torch.Tensor, ...],
-    scales: tuple[float, ...],
-    volatile: tuple[int, ...],
-    call: _Call,
+    numbers: tuple[float, ...],
     flags: tuple[bool, ...],
-    programs: int,
+    blocks: int,
 ) -> None:
+    """A program for each of `blocks` and each KV head, or, for no blocks, the workers and the merge."""
     from flashinfer.backends.triton.kernels import attention as kernels
 
     q, scratch, out, lse = tensors[0], *tensors[-3:]
@@ -259,14 +276,11 @@ def _launch(
     group = q.size(1) // call.kv_heads
     strides = q.stride(0), q.stride(1), k_page, k_slot, k_head, v_page, v_slot, v_head, *results, group, call.kv_heads
     *constants, aligned = _constants(call, tensors, work, tune)
-    kernel, grid = (kernels.attention_whole, programs) if whole else (kernels.attention_split, work.workers)
-    launch(
-        *(kernel, (grid,), tensors, strides, (*scales, *volatile)),
-        *((*constants, *flags, aligned, tune.stages), tune.warps, tune.stages),
-    )
-    if not whole:
-        step = 4
-        launch(
-            *(kernels.attention_merge, (work.workers, work.rows // step), (scratch, out, lse), (*results, group), ()),
-            *((work.workers, work.rows, step, call.dim_vo, device.power_of_2(call.dim_vo)), 4, 1),
-        )
+    all_constants = (*constants, *flags, aligned, tune.stages)
+    kernel = kernels.attention_whole if blocks else kernels.attention_split
+    grid = (blocks * call.kv_heads or work.workers,)
+    launch(kernel, grid, tensors, strides, numbers, all_constants, tune.warps, tune.stages)
+    if not blocks:
+        pieces = work.workers, work.rows, MERGE_STEP, call.dim_vo, device.power_of_2(call.dim_vo)
+        grid2 = work.workers, work.rows // MERGE_STEP
+        launch(kernels.attention_merge, grid2, (scratch, out, lse), (*results, group), (), pieces, 4, 1)

@@ -54,11 +54,10 @@ def _two(
     sums = [stride for t in (s_a, s_b, s_out) for stride in t.stride()]
     # Triton knows no bool in memory; a byte is one.
     bytes_ = s_a if mask is None else mask.view(torch.uint8)
-    launch(
-        *(kernels.merge_two, (-(-tokens * heads // step),), (v_a, s_a, v_b, s_b, bytes_, out, s_out)),
-        *((*values, *sums), (tokens, heads, 0 if mask is None else mask.stride(0))),
-        *((dim, device.power_of_2(dim), step, mask is not None), WARPS, 1),
-    )
+    grid, tensors = (-(-tokens * heads // step),), (v_a, s_a, v_b, s_b, bytes_, out, s_out)
+    sizes = tokens, heads, 0 if mask is None else mask.stride(0)
+    constants = dim, device.power_of_2(dim), step, mask is not None
+    launch(kernels.merge_two, grid, tensors, (*values, *sums), sizes, constants, WARPS, 1)
 
 
 def merge_state(
@@ -86,7 +85,5 @@ def merge_states(v: torch.Tensor, s: torch.Tensor, out: torch.Tensor, s_out: tor
         return
     step = _step(dim)
     strides = *v.stride()[:3], *s.stride(), *out.stride()[:2], *s_out.stride()
-    launch(
-        *(kernels.merge_many, (-(-tokens * heads // step),), (v, s, out, s_out), strides, (tokens, heads, states)),
-        *((dim, device.power_of_2(dim), step), WARPS, 1),
-    )
+    grid, constants = (-(-tokens * heads // step),), (dim, device.power_of_2(dim), step)
+    launch(kernels.merge_many, grid, (v, s, out, s_out), strides, (tokens, heads, states), constants, WARPS, 1)
