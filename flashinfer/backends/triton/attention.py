@@ -249,12 +249,16 @@ def _constants(call: _Call, tensors: tuple[torch.Tensor, ...], work: Work, tune:
     # Keys are taken in two parts whose sizes are powers of 2: 192 is 128 and 64, 80 is 64 and 16.
     first = max(1 << (dim.bit_length() - 1), 16)
     rest = max(dim - first, 0)
-    # Of a vector of V in a shuffled page.
-    aligned = v.data_ptr() % 16 == 0 and all(v.stride(axis) * v.element_size() % 16 == 0 for axis in (0, 1))
+    # Shuffled pages are read vector by vector, if dimensions fill their tiles and vectors are aligned.
+    vectors = (
+        *(call.layout == LAYOUTS["SHUFFLED"], first == dim, device.power_of_2(dim_vo) == dim_vo),
+        *(t.data_ptr() % 16 == 0 for t in (k, v)),
+        *(t.stride(axis) * t.element_size() % 16 == 0 for t in (k, v) for axis in (0, 1)),
+    )
     return (
         *(work.workers, BATCH if q.is_cuda else 16, max(tune.tile, 64), call.page_size, call.layout),
         *(16 // k.element_size(), work.rows, tune.tile, dim, first, device.power_of_2(rest) if rest else 0),
-        *(dim_vo, device.power_of_2(dim_vo), aligned),
+        *(dim_vo, device.power_of_2(dim_vo), all(vectors)),
     )
 
 
@@ -275,8 +279,8 @@ def _launch(
     results = out.stride(0), out.stride(1), lse.stride(0), lse.stride(1)
     group = q.size(1) // call.kv_heads
     strides = q.stride(0), q.stride(1), k_page, k_slot, k_head, v_page, v_slot, v_head, *results, group, call.kv_heads
-    *constants, aligned = _constants(call, tensors, work, tune)
-    all_constants = (*constants, *flags, aligned, tune.stages)
+    *constants, vectors = _constants(call, tensors, work, tune)
+    all_constants = (*constants, *flags, vectors, tune.stages)
     kernel = kernels.attention_whole if blocks else kernels.attention_split
     grid = (blocks * call.kv_heads or work.workers,)
     launch(kernel, grid, tensors, strides, numbers, all_constants, tune.warps, tune.stages)

@@ -180,7 +180,7 @@ def attend(
     state, queries, rows, keys, stored, scales, begin, end,
     PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr, TILE: tl.constexpr, DQ: tl.constexpr,
     DQ1: tl.constexpr, DQ2: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SOFT_CAP: tl.constexpr,
-    WINDOW: tl.constexpr, CUSTOM: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, CUSTOM: tl.constexpr, MASKED: tl.constexpr, VECTORS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attention of a block of rows to the keys [begin, end) of a request; begin is a multiple of TILE.
 
@@ -210,14 +210,17 @@ def attend(
             if LAYOUT == SHUFFLED:
                 k_row = page * k_page + place * X
                 v_row = page * v_page + (place // X) * (DV * X) + place % X
-                if ALIGNED:
-                    # What the compiler cannot see, as pages come out of memory: X tokens are one vector of V.
-                    v_row = tl.max_contiguous(tl.multiple_of(v_row, X), X)
             else:
                 k_row = page * k_page + place * k_slot
                 v_row = page * v_page + place * v_slot
-        k1 = load_keys(k, k_row, tl.arange(0, DQ1), DQ, DQ1, PAGE_SIZE, LAYOUT, X)
-        scores = tl.dot(q1, tl.trans(k1.to(q1.dtype)))
+        if VECTORS:
+            # Neighbouring lanes take neighbouring tokens, whose vectors of keys lie side by side.
+            chunk = tl.arange(0, DQ1 // X) * (PAGE_SIZE * X)
+            k3 = tl.load(k + chunk[:, None, None] + k_row[None, :, None] + tl.arange(0, X)[None, None, :])
+            scores = tl.dot(q1, tl.reshape(tl.permute(k3, (0, 2, 1)), (DQ1, TILE)).to(q1.dtype))
+        else:
+            k1 = load_keys(k, k_row, tl.arange(0, DQ1), DQ, DQ1, PAGE_SIZE, LAYOUT, X)
+            scores = tl.dot(q1, tl.trans(k1.to(q1.dtype)))
         if DQ2 > 0:
             k2 = load_keys(k, k_row, DQ1 + tl.arange(0, DQ2), DQ, DQ1 + DQ2, PAGE_SIZE, LAYOUT, X)
             scores = tl.dot(q2, tl.trans(k2.to(q1.dtype)), scores)
@@ -235,8 +238,17 @@ def attend(
                 seen = seen & (((bits >> (bit & 7).to(tl.int32)) & 1) != 0)
             scores = tl.where(seen, scores, float("-inf"))
         weights, shrink, top, total = soften(scores, 1.0 if SOFT_CAP else score_scale, top, total, MASKED)
-        to_v = v + v_row[:, None] + (e * X if LAYOUT == SHUFFLED else e)[None, :]
-        values = (tl.load(to_v) if DVP == DV else tl.load(to_v, (e < DV)[None, :], 0.0)).to(q1.dtype)
+        if VECTORS:
+            # A vector of V is X tokens of one dimension.
+            some = start + tl.arange(0, TILE // X) * X
+            entry = tl.minimum(some, last_key) // PAGE_SIZE if MASKED else some // PAGE_SIZE
+            page = tl.minimum(tl.load(pages + entry).to(worst.dtype), last_page.to(worst.dtype)).to(tl.int64)
+            v_row = page * v_page + (some % PAGE_SIZE) * DV
+            v3 = tl.load(v + v_row[:, None, None] + (e * X)[None, :, None] + tl.arange(0, X)[None, None, :])
+            values = tl.reshape(tl.permute(v3, (0, 2, 1)), (TILE, DVP)).to(q1.dtype)
+        else:
+            to_v = v + v_row[:, None] + (e * X if LAYOUT == SHUFFLED else e)[None, :]
+            values = (tl.load(to_v) if DVP == DV else tl.load(to_v, (e < DV)[None, :], 0.0)).to(q1.dtype)
         if MASKED and LAYOUT != RAGGED:
             # What follows the last key in its page may be anything, NaN included.
             values = tl.where((at <= last_key)[:, None], values, 0.0)
@@ -261,7 +273,7 @@ def attend_block(
     begins, PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, CUSTOM: tl.constexpr, SINKS: tl.constexpr,
-    NEGATE: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
+    NEGATE: tl.constexpr, VECTORS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Rows of a block over the keys [lo, hi): result and LSE, and whose rows they are."""
     q_token, q_head, k_head, v_head = strides
@@ -331,11 +343,11 @@ def attend_block(
         edge = tl.maximum(begin, tl.minimum(end, seen_by_all) // TILE * TILE)
         state = attend(
             state, (q1, q2), rows, keys, into, by, begin, edge, PAGE_SIZE, LAYOUT, X, TILE, DQ, DQ1, DQ2, DV, DVP,
-            SOFT_CAP, WINDOW, CUSTOM, False, ALIGNED, STAGES,
+            SOFT_CAP, WINDOW, CUSTOM, False, VECTORS, STAGES,
         )  # fmt: skip
     state = attend(
         state, (q1, q2), rows, keys, into, by, edge, end, PAGE_SIZE, LAYOUT, X, TILE, DQ, DQ1, DQ2, DV, DVP,
-        SOFT_CAP, WINDOW, CUSTOM, True, ALIGNED, STAGES,
+        SOFT_CAP, WINDOW, CUSTOM, True, VECTORS, STAGES,
     )  # fmt: skip
     top, total, acc, worst = state
     result = acc * tl.where(total > 0, v_scale / total, 0.0)[:, None]
@@ -395,7 +407,7 @@ def attention_split(
     WORKERS: tl.constexpr, BATCH: tl.constexpr, UNIT: tl.constexpr, PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr,
     X: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr,
     DV: tl.constexpr, DVP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    CUSTOM: tl.constexpr, SINKS: tl.constexpr, NEGATE: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
+    CUSTOM: tl.constexpr, SINKS: tl.constexpr, NEGATE: tl.constexpr, VECTORS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each worker takes its share of the batch's units: the end of an item, whole ones, the beginning of another."""
     worker = tl.program_id(0)
@@ -431,7 +443,7 @@ def attention_split(
                 b, (q_begin, q_len, first, kv_len), block, kv_head,
                 (unit_0 + piece) * UNIT, (unit_0 + piece_end) * UNIT, piece == 0,
                 PAGE_SIZE, LAYOUT, X, ROWS, TILE, DQ, DQ1, DQ2, DV, DVP, CAUSAL, WINDOW, SOFT_CAP, CUSTOM, SINKS,
-                NEGATE, ALIGNED, STAGES,
+                NEGATE, VECTORS, STAGES,
             )  # fmt: skip
             if piece == 0 and piece_end == per_item:
                 to_out = out + (q_row * out_token + head * out_head)[:, None]
@@ -504,7 +516,7 @@ def attention_whole(
     WORKERS: tl.constexpr, BATCH: tl.constexpr, UNIT: tl.constexpr, PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr,
     X: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr,
     DV: tl.constexpr, DVP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    CUSTOM: tl.constexpr, SINKS: tl.constexpr, NEGATE: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
+    CUSTOM: tl.constexpr, SINKS: tl.constexpr, NEGATE: tl.constexpr, VECTORS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A block of rows and all keys that it sees; the arguments of `attention_split`, whose scratch is not used.
 
@@ -526,7 +538,7 @@ def attention_whole(
         (q_token, q_head, k_head, v_head), heads, (score_scale, cap_into, cap_out_of, v_scale), fault, op,
         b, (q_begin, q_len, first, kv_len), unit - before, kv_head, 0, kv_len, True,
         PAGE_SIZE, LAYOUT, X, ROWS, TILE, DQ, DQ1, DQ2, DV, DVP, CAUSAL, WINDOW, SOFT_CAP, CUSTOM, SINKS, NEGATE,
-        ALIGNED, STAGES,
+        VECTORS, STAGES,
     )  # fmt: skip
     to = out + (q_row * out_token + head * out_head)[:, None]
     store_rows(to, result, lse + q_row * lse_token + head * lse_head, row_lse, live, DV, DVP)
