@@ -27,22 +27,14 @@ SHAPES: tuple[tuple[str, int, str, int, int, bool, dict[str, Any]], ...] = (
     ("whole", 128, "RAGGED", 192, 128, False, {}),
     ("whole", 128, "NHD", 256, 256, False, {}),
 )
-FLAGS = {
-    "CAUSAL": True,
-    "WINDOW": False,
-    "SOFT_CAP": False,
-    "CUSTOM": False,
-    "SINKS": False,
-    "NEGATE": False,
-    "ALIGNED": True,
-}
+FLAGS = {"CAUSAL": True, "WINDOW": False, "SOFT_CAP": False, "CUSTOM": False, "SINKS": False, "NEGATE": False}
 
 
 def main(arch: str) -> None:
     report = {}
     for kind, rows, layout, dim, dim_vo, fp8, flags in SHAPES:
         kv = FP8[arch] if fp8 else "bf16"
-        tune = tuning(rows, max(dim, dim_vo), 1 if fp8 else 2, LDS_BYTES)
+        tune = tuning(rows, max(dim, dim_vo), 1 if fp8 else 2, layout == "RAGGED", "CUSTOM" in flags, LDS_BYTES)
         first = 1 << (dim.bit_length() - 1)
         constants = {
             **FLAGS,
@@ -60,6 +52,7 @@ def main(arch: str) -> None:
             "DQ2": power_of_2(dim - first) if dim > first else 0,
             "DV": dim_vo,
             "DVP": power_of_2(dim_vo),
+            "VECTORS": layout == "SHUFFLED",
             "STAGES": tune.stages,
         }
         kernel = attention.attention_split if kind == "split" else attention.attention_whole

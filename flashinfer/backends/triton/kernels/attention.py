@@ -233,9 +233,10 @@ def attend(
             if WINDOW:
                 seen = seen & (at[None, :] >= first_seen[:, None])
             if CUSTOM:
-                bit = mask_bits[:, None] + at[None, :]
-                bits = tl.load(custom_mask + (bit >> 3), seen, 0).to(tl.int32)
-                seen = seen & (((bits >> (bit & 7).to(tl.int32)) & 1) != 0)
+                # From a row's first byte on 32 bits suffice.
+                bit = (mask_bits & 7).to(tl.int32)[:, None] + at[None, :]
+                byte = tl.load((custom_mask + (mask_bits >> 3))[:, None] + (bit >> 3), seen, 0).to(tl.int32)
+                seen = seen & (((byte >> (bit & 7)) & 1) != 0)
             scores = tl.where(seen, scores, float("-inf"))
         weights, shrink, top, total = soften(scores, 1.0 if SOFT_CAP else score_scale, top, total, MASKED)
         if VECTORS:
