@@ -25,6 +25,7 @@ LARGEST_HEAD_DIM = 256
 BATCH = 256
 # Rows that a program merges.
 MERGE_STEP = 4
+READ_BY = 2
 # A window beyond every request, from which lengths can be taken without leaving int32.
 WIDEST = 1 << 30
 LAYOUTS = {"NHD": 0, "HND": 0, "SHUFFLED": 1, "RAGGED": 2}
@@ -260,14 +261,14 @@ def _constants(call: _Call, tensors: tuple[torch.Tensor, ...], work: Work, tune:
     rest = max(dim - first, 0)
     # Shuffled pages are read vector by vector, if dimensions fill their tiles and vectors are aligned.
     vectors = (
-        *(call.layout == LAYOUTS["SHUFFLED"], first == dim, device.power_of_2(dim_vo) == dim_vo),
+        *(call.layout == LAYOUTS["SHUFFLED"], first == dim >= 64, device.power_of_2(dim_vo) == dim_vo),
         *(t.data_ptr() % 16 == 0 for t in (k, v)),
         *(t.stride(axis) * t.element_size() % 16 == 0 for t in (k, v) for axis in (0, 1)),
     )
     return (
         *(work.workers, BATCH if q.is_cuda else 16, max(tune.tile, 64), call.page_size, call.layout),
         *(16 // k.element_size(), work.rows, tune.tile, dim, first, device.power_of_2(rest) if rest else 0),
-        *(dim_vo, device.power_of_2(dim_vo), all(vectors)),
+        *(dim_vo, device.power_of_2(dim_vo), READ_BY if all(vectors) else 0),
     )
 
 

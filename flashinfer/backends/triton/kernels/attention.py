@@ -187,7 +187,7 @@ def attend(
     Not MASKED: every row sees every key, and end is a multiple of TILE as well.
     """
     top, total, acc, worst = state
-    q1, q2 = queries
+    q1, q2, quarters = queries
     first_seen, last_seen, custom_mask, mask_bits = rows
     pages, last_key, last_page = keys
     k, v, k_page, k_slot, v_page, v_slot = stored
@@ -210,10 +210,25 @@ def attend(
             if LAYOUT == SHUFFLED:
                 k_row = page * k_page + place * X
                 v_row = page * v_page + (place // X) * (DV * X) + place % X
+                if VECTORS:
+                    # What the compiler cannot see, as pages come out of memory: X tokens are one vector of V.
+                    v_row = tl.max_contiguous(tl.multiple_of(v_row, X), X)
             else:
                 k_row = page * k_page + place * k_slot
                 v_row = page * v_page + place * v_slot
-        if VECTORS:
+        if VECTORS == 2:
+            qa, qb, qc, qd = quarters
+            QUARTER: tl.constexpr = DQ1 // 4
+            d = tl.arange(0, QUARTER)
+            ka = load_keys(k, k_row, d, DQ, QUARTER, PAGE_SIZE, LAYOUT, X)
+            scores = tl.dot(qa, tl.trans(ka.to(q1.dtype)))
+            kb = load_keys(k, k_row, QUARTER + d, DQ, 2 * QUARTER, PAGE_SIZE, LAYOUT, X)
+            scores = tl.dot(qb, tl.trans(kb.to(q1.dtype)), scores)
+            kc = load_keys(k, k_row, 2 * QUARTER + d, DQ, 3 * QUARTER, PAGE_SIZE, LAYOUT, X)
+            scores = tl.dot(qc, tl.trans(kc.to(q1.dtype)), scores)
+            kd = load_keys(k, k_row, 3 * QUARTER + d, DQ, DQ1, PAGE_SIZE, LAYOUT, X)
+            scores = tl.dot(qd, tl.trans(kd.to(q1.dtype)), scores)
+        elif VECTORS == 1:
             # Neighbouring lanes take neighbouring tokens, whose vectors of keys lie side by side.
             chunk = tl.arange(0, DQ1 // X) * (PAGE_SIZE * X)
             k3 = tl.load(k + chunk[:, None, None] + k_row[None, :, None] + tl.arange(0, X)[None, None, :])
@@ -239,7 +254,7 @@ def attend(
                 seen = seen & (((byte >> (bit & 7)) & 1) != 0)
             scores = tl.where(seen, scores, float("-inf"))
         weights, shrink, top, total = soften(scores, 1.0 if SOFT_CAP else score_scale, top, total, MASKED)
-        if VECTORS:
+        if VECTORS == 1:
             # A vector of V is X tokens of one dimension.
             some = start + tl.arange(0, TILE // X) * X
             entry = tl.minimum(some, last_key) // PAGE_SIZE if MASKED else some // PAGE_SIZE
@@ -299,6 +314,14 @@ def attend_block(
         d2 = DQ1 + tl.arange(0, DQ2)
         q2 = tl.load(to_q + d2[None, :], live[:, None] & (d2 < DQ)[None, :], 0.0)
         q2 = -q2 if NEGATE else q2
+    quarters = q1, q1, q1, q1
+    if VECTORS == 2:
+        d = tl.arange(0, DQ1 // 4)[None, :]
+        qa = tl.load(to_q + d, live[:, None], 0.0)
+        qb = tl.load(to_q + (DQ1 // 4 + d), live[:, None], 0.0)
+        qc = tl.load(to_q + (DQ1 // 2 + d), live[:, None], 0.0)
+        qd = tl.load(to_q + (3 * DQ1 // 4 + d), live[:, None], 0.0)
+        quarters = (-qa, -qb, -qc, -qd) if NEGATE else (qa, qb, qc, qd)
 
     # Place of the request's first query among its keys; the last query is the last key's.
     origin = kv_len - q_len
@@ -343,12 +366,12 @@ def attend_block(
     if not WINDOW and not CUSTOM:
         edge = tl.maximum(begin, tl.minimum(end, seen_by_all) // TILE * TILE)
         state = attend(
-            state, (q1, q2), rows, keys, into, by, begin, edge, PAGE_SIZE, LAYOUT, X, TILE, DQ, DQ1, DQ2, DV, DVP,
-            SOFT_CAP, WINDOW, CUSTOM, False, VECTORS, STAGES,
+            state, (q1, q2, quarters), rows, keys, into, by, begin, edge,
+            PAGE_SIZE, LAYOUT, X, TILE, DQ, DQ1, DQ2, DV, DVP, SOFT_CAP, WINDOW, CUSTOM, False, VECTORS, STAGES,
         )  # fmt: skip
     state = attend(
-        state, (q1, q2), rows, keys, into, by, edge, end, PAGE_SIZE, LAYOUT, X, TILE, DQ, DQ1, DQ2, DV, DVP,
-        SOFT_CAP, WINDOW, CUSTOM, True, VECTORS, STAGES,
+        state, (q1, q2, quarters), rows, keys, into, by, edge, end,
+        PAGE_SIZE, LAYOUT, X, TILE, DQ, DQ1, DQ2, DV, DVP, SOFT_CAP, WINDOW, CUSTOM, True, VECTORS, STAGES,
     )  # fmt: skip
     top, total, acc, worst = state
     result = acc * tl.where(total > 0, v_scale / total, 0.0)[:, None]
