@@ -6,9 +6,17 @@ from __future__ import annotations
 
 import torch
 
+from flashinfer.batch_attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
 from flashinfer.core.checks import describe, fail, number, require_tensor
 from flashinfer.ops import attention as ops
 from flashinfer.page import split_cache
+
+__all__ = [
+    "BatchAttention",
+    "BatchAttentionWithAttentionSinkWrapper",
+    "paged_attention",
+    "ragged_attention",
+]
 
 
 def _results(
