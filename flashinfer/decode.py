@@ -49,7 +49,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedPagedAttention):
         For graphs: int32 buffers that plans copy the page table into. The second bounds the pages of a batch.
     backend
         "auto", or one of FlashInfer's names, "fa2" and others, which all mean that whichever backend takes a call does;
-        or "triton" or "reference", which mean that one.
+        or "aiter", "triton" or "reference", which mean that one.
     jit_args, jit_kwargs
         For variants compiled by the caller; refused unless None.
     """

@@ -27,7 +27,7 @@ INT_WORKSPACE_BYTES = 8 << 20
 # Names of FlashInfer's backends. Engines pass them, and read them back from `_backend`; here each of them means that
 # whichever backend takes a call does.
 AUTO_NAMES = ("auto", "fa2", "fa3", "cutlass", "cudnn", "trtllm-gen")
-OWN_NAMES = ("triton", "reference")
+OWN_NAMES = ("aiter", "triton", "reference")
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 

@@ -35,7 +35,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PlannedPagedAttention):
         A wrapper that has them uses them in every run.
     backend
         "auto", or one of FlashInfer's names, "fa2" and others, which all mean that whichever backend takes a call does;
-        or "triton" or "reference", which mean that one.
+        or "aiter", "triton" or "reference", which mean that one.
     max_total_num_rows
         For graphs: the most queries of a batch; those of the first plan if None.
     jit_args, jit_kwargs, variant_owns_mask

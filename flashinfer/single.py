@@ -115,7 +115,7 @@ def single_prefill_with_kv_cache(
     causal
         Whether query i sees only the first `kv_len - q_len + i + 1` keys.
     backend
-        "auto", one of FlashInfer's names, which mean the same, or "triton" or "reference".
+        "auto", one of FlashInfer's names, which mean the same, or "aiter", "triton" or "reference".
     rope_scale, rope_theta
         Have no effect.
     scale_q, scale_k, scale_v, o_dtype, pos_encoding_mode, use_fp16_qk_reduction, kv_cache_sf

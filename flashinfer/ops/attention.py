@@ -243,8 +243,9 @@ paged_attention = Op(
     "Tensor q, Tensor k_cache, Tensor v_cache, Tensor qo_indptr, Tensor kv_indptr, Tensor kv_indices, "
     f"Tensor kv_last_page_len, str kv_layout, {OPTIONS} -> ()",
     check=_check_paged_attention,
-    # The second is for the CPU, and for dtypes that have no matrix instructions.
-    backends=("triton", "reference"),
+    # AITER's kernels have not been measured against the first; the last is for the CPU, and for dtypes that have no
+    # matrix instructions.
+    backends=("triton", "aiter", "reference"),
 )
 
 ragged_attention = Op(
@@ -252,6 +253,7 @@ ragged_attention = Op(
     "attention",
     f"Tensor q, Tensor k, Tensor v, Tensor qo_indptr, Tensor kv_indptr, {OPTIONS} -> ()",
     check=_check_ragged_attention,
-    # The second is for the CPU, and for dtypes that have no matrix instructions.
-    backends=("triton", "reference"),
+    # AITER's kernels have not been measured against the first; the last is for the CPU, and for dtypes that have no
+    # matrix instructions.
+    backends=("triton", "aiter", "reference"),
 )
