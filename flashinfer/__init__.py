@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from flashinfer.version import __version__
 
 if TYPE_CHECKING:
+    from flashinfer.attention import BatchAttention as BatchAttention
+    from flashinfer.attention import BatchAttentionWithAttentionSinkWrapper as BatchAttentionWithAttentionSinkWrapper
     from flashinfer.attention import paged_attention as paged_attention
+    from flashinfer.attention import ragged_attention as ragged_attention
+    from flashinfer.cascade import merge_state as merge_state
+    from flashinfer.cascade import merge_state_in_place as merge_state_in_place
+    from flashinfer.cascade import merge_states as merge_states
     from flashinfer.core.errors import BackendUnavailableError as BackendUnavailableError
     from flashinfer.core.errors import BuildError as BuildError
     from flashinfer.core.errors import InvalidArgumentError as InvalidArgumentError
@@ -22,6 +28,12 @@ if TYPE_CHECKING:
     from flashinfer.core.errors import PoolLostError as PoolLostError
     from flashinfer.core.faults import check_device_errors as check_device_errors
     from flashinfer.core.op import use_backend as use_backend
+    from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper
+    from flashinfer.decode import (
+        CUDAGraphBatchDecodeWithPagedKVCacheWrapper as CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    )
+    from flashinfer.decode import fast_decode_plan as fast_decode_plan
+    from flashinfer.decode import single_decode_with_kv_cache as single_decode_with_kv_cache
     from flashinfer.kv.convert import convert_kv_pages as convert_kv_pages
     from flashinfer.kv.convert import convert_kv_pages_into as convert_kv_pages_into
     from flashinfer.mla import BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper
@@ -31,15 +43,27 @@ if TYPE_CHECKING:
     from flashinfer.page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
     from flashinfer.page import get_batch_indices_positions as get_batch_indices_positions
     from flashinfer.page import get_seq_lens as get_seq_lens
+    from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper as BatchPrefillWithPagedKVCacheWrapper
+    from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper as BatchPrefillWithRaggedKVCacheWrapper
+    from flashinfer.prefill import single_prefill_with_kv_cache as single_prefill_with_kv_cache
     from flashinfer.preparation import warmup as warmup
     from flashinfer.selection import explain as explain
+    from flashinfer.unsupported import (
+        nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,  # noqa: E501
+    )
 
 # Public name -> module (PEP 562). A new public op is one line here and one above. No name is that of a module of the
 # package: importing such a module anywhere would put it in the name's place.
 _EXPORTS = {
     "BackendUnavailableError": "core.errors",
+    "BatchAttention": "attention",
+    "BatchAttentionWithAttentionSinkWrapper": "attention",
+    "BatchDecodeWithPagedKVCacheWrapper": "decode",
     "BatchMLAPagedAttentionWrapper": "mla",
+    "BatchPrefillWithPagedKVCacheWrapper": "prefill",
+    "BatchPrefillWithRaggedKVCacheWrapper": "prefill",
     "BuildError": "core.errors",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": "decode",
     "InvalidArgumentError": "core.errors",
     "LaunchError": "core.errors",
     "MissingJITCacheError": "core.errors",
@@ -50,11 +74,19 @@ _EXPORTS = {
     "convert_kv_pages": "kv.convert",
     "convert_kv_pages_into": "kv.convert",
     "explain": "selection",
+    "fast_decode_plan": "decode",
     "get_batch_indices_positions": "page",
     "get_seq_lens": "page",
+    "merge_state": "cascade",
+    "merge_state_in_place": "cascade",
+    "merge_states": "cascade",
     "mla_kv_view": "mla",
     "mla_paged_attention": "mla",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": "unsupported",
     "paged_attention": "attention",
+    "ragged_attention": "attention",
+    "single_decode_with_kv_cache": "single",
+    "single_prefill_with_kv_cache": "single",
     "use_backend": "core.op",
     "warmup": "preparation",
 }

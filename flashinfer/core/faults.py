@@ -26,6 +26,7 @@ from flashinfer.core.errors import InvalidArgumentError
 BATCH_INDEX_RANGE, POSITION_RANGE, PAGE_TABLE_SHORT, PAGE_ID_RANGE = 1, 2, 3, 4
 BLOCK_ID_RANGE, BLOCK_ID_TWICE, SOURCE_ID_RANGE = 5, 6, 7
 INDPTR_ORDER, APPEND_INDPTR_ORDER, SEQ_LEN_SHORT, SEQ_LEN_RANGE = 8, 9, 10, 11
+QO_INDPTR_RANGE, LAST_PAGE_RANGE, KV_INDPTR_RANGE = 12, 13, 14
 
 # Mirrors the kOp constants of csrc_rocm.
 _OPS = {
@@ -34,6 +35,9 @@ _OPS = {
     3: "convert_kv_pages",
     4: "get_batch_indices_positions",
     5: "get_seq_lens",
+    # Of flashinfer/backends/triton.
+    16: "paged_attention",
+    17: "ragged_attention",
 }
 _SENTENCES = {
     BATCH_INDEX_RANGE: "batch_indices[{where}] must be below the {bound} requests of kv_indptr, got {value}",
@@ -48,6 +52,9 @@ _SENTENCES = {
     "and then {bound}",
     SEQ_LEN_SHORT: "seq_lens[{where}] must be at least {bound}, the tokens that are appended, got {value}",
     SEQ_LEN_RANGE: "kv_indptr and page_size must give lengths of at most {bound}, got {value} at [{where}]",
+    QO_INDPTR_RANGE: "qo_indptr must not decrease and stay within q's {bound} rows, got {value} behind request {where}",
+    LAST_PAGE_RANGE: "kv_last_page_len[{where}] must be in [0, {bound}], got {value}",
+    KV_INDPTR_RANGE: "kv_indptr[{where}] must be at most {bound}, the rows of k, got {value}",
     SOURCE_ID_RANGE: "source_ids[{where}] must be a page id below {bound}, got {value}",
     BLOCK_ID_TWICE: "block_ids must be distinct, got {value} at [{bound}] and [{where}]; convert each page once",
 }

@@ -60,6 +60,13 @@ def test_every_public_op() -> None:
             (torch.zeros(1, 1, 8), append_arguments()[0][4], INDPTR, INDPTR, INDEX, INDEX),
             {"reference": None},
         ),
+        "ragged_attention": ((*(torch.zeros(1, 1, 8),) * 3, INDPTR, INDPTR), {"reference": None}),
+        "merge_state": ((torch.zeros(1, 1, 8), torch.zeros(1, 1)) * 2, {"reference": None}),
+        "merge_state_in_place": (
+            (*(torch.zeros(1, 1, *n) for n in ((8,), (), (8,), ())),),
+            {"reference": None},
+        ),
+        "merge_states": ((torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1)), {"reference": None}),
         "convert_kv_pages_into": (
             ([planes], INDEX, [planes.clone()], INDEX, page, PageFormat("shuffled", "float32", 1, 4, 8)),
             NATIVE_FIRST,
@@ -76,7 +83,10 @@ def test_every_public_op() -> None:
         ),
     }
     assert set(calls) == set(OPS), "each public op has a call here"
-    options = {"mla_paged_attention": {"causal": True, "sm_scale": 1.0, "backend": "reference"}}
+    options: dict[str, dict[str, object]] = {
+        name: {"backend": "reference"} for name, (_, answers) in calls.items() if answers == {"reference": None}
+    }
+    options["mla_paged_attention"] = {"causal": True, "sm_scale": 1.0, "backend": "reference"}
     for name, (arguments, answers) in calls.items():
         assert flashinfer.explain(getattr(flashinfer, name), *arguments, **options.get(name, {})) == answers, name
     assert planes.count_nonzero() == 0

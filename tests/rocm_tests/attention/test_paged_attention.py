@@ -276,13 +276,16 @@ def test_bad_arguments_are_named() -> None:
         ({"q": case.q[:, :3]}, "q must be of heads divisible by the cache's 2, got 3"),
         ({"q": case.q[..., :16]}, "k_cache must be of q's head dimension 16, got 32"),
         ({"paged_kv_cache": k}, "paged_kv_cache must be a tuple of K and V, or [pages, 2, ...] of 4 or 5 dimensions"),
-        ({"paged_kv_cache": (k, v.half())}, "v_cache must be of q's dtype torch.float32, got torch.float16"),
-        ({"paged_kv_cache": (k, v[:, :8])}, "v_cache must be of shape [6, 16, 2, 32], got [6, 8, 2, 32]"),
+        (
+            {"paged_kv_cache": (k, v.half())},
+            "v_cache must be of q's dtype torch.float32 or FP8 (E4M3), got torch.float16",
+        ),
+        ({"paged_kv_cache": (k, v[:, :8])}, "v_cache must be [6, 16, 2, head_dim_vo], got [6, 8, 2, 32]"),
         ({"kv_layout": "DNH"}, "kv_layout must be one of ('NHD', 'HND', 'SHUFFLED'), got 'DNH'"),
         ({"kv_layout": "SHUFFLED"}, "k_cache must be 5-D for SHUFFLED, got float32[6, 16, 2, 32] on cpu"),
         ({"qo_indptr": case.qo_indptr[:2]}, "qo_indptr must be of length 3, one more than kv_last_page_len, got 2"),
         ({"kv_indptr": case.table.indptr.float()}, "kv_indptr must be int32 or int64, got float32[3] on cpu"),
-        ({"out": case.q.half()}, "out must be like q, float32[3, 4, 32] on cpu, got float16[3, 4, 32] on cpu"),
+        ({"out": case.q.half()}, "out must be float32[3, 4, 32] on cpu, got float16[3, 4, 32] on cpu"),
         ({"lse": torch.zeros(4, 3)}, "lse must be float32[3, 4] on cpu, got float32[4, 3] on cpu"),
     ):
         with pytest.raises(flashinfer.InvalidArgumentError) as caught:

@@ -4,53 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
+from rocm_tests.contract.bad_attention import BAD_ATTENTION
 from rocm_tests.contract.bad_kinds import BAD_KINDS, BAD_MEMORY
 from rocm_tests.contract.bad_scales import BAD_SCALES
-
-Change = Any | Callable[[Any], Any]
-
-
-def meta(t: torch.Tensor) -> torch.Tensor:
-    return t.to("meta")
-
-
-def last_strided(t: torch.Tensor) -> torch.Tensor:
-    """The same shape, with every other element of a buffer twice as wide."""
-    return torch.zeros(*t.shape[:-1], 2 * t.size(-1), dtype=t.dtype)[..., ::2]
-
-
-def index_vectors(op: str, names: tuple[str, ...]) -> list[tuple[str, dict[str, Change], str]]:
-    found: list[tuple[str, dict[str, Change], str]] = []
-    for name in names:
-        found += [
-            (op, {name: lambda t: t.tolist()}, f"{name} must be a tensor, got list"),
-            (op, {name: lambda t: torch.zeros(2, 2, dtype=torch.int32)}, f"{name} must be 1-D, got int32[2, 2] on cpu"),
-            (
-                op,
-                {name: lambda t: torch.zeros(4)},
-                f"{name} must be int32 or int64, got float32[4] on cpu; pass {name}.int()",
-            ),
-            (op, {name: meta}, f"{name} must be on cpu, got meta; pass {name}.to('cpu')"),
-            (
-                op,
-                {name: lambda t: torch.zeros(2 * t.numel(), dtype=torch.int32)[::2]},
-                f"{name} must be contiguous, got stride (2,); pass {name}.contiguous()",
-            ),
-        ]
-    return found
-
+from rocm_tests.contract.spoil import Change, index_vectors, last_strided, meta
 
 APPEND = "append_paged_kv_cache"
 MLA = "append_paged_mla_kv_cache"
 POSITIONS = "get_batch_indices_positions"
 LENS = "get_seq_lens"
 CONVERT = "convert_kv_pages"
-ATTENTION = "paged_attention"
 ROW_METADATA = ("batch_indices", "positions", "kv_indices", "kv_indptr")
 
 # The sample: 7 rows of 2 heads of 32 float32, pool of 40 pages of 16 tokens, NHD.
@@ -359,32 +324,6 @@ BAD_INTO: list[tuple[str, dict[str, Change], str]] = [
         {"planes": lambda p: []},
         "planes must be a non-empty list of pages, or of (K plane, V plane) pairs, got 0 planes",
     ),
-]
-# The sample: 6 rows of 6 heads of 32 float32 over 2 KV heads, NHD.
-BAD_ATTENTION: list[tuple[str, dict[str, Change], str]] = [
-    *index_vectors(ATTENTION, ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")),
-    (ATTENTION, {"q": lambda t: t[0]}, "q must be [tokens, heads, head_dim], got float32[6, 32] on cpu"),
-    (ATTENTION, {"q": lambda t: t[:, :5]}, "q must be of heads divisible by the cache's 2, got 5"),
-    (ATTENTION, {"kv_layout": "DNH"}, "kv_layout must be one of ('NHD', 'HND', 'SHUFFLED'), got 'DNH'"),
-    (ATTENTION, {"k_cache": lambda t: t[..., :16]}, "v_cache must be of shape [40, 16, 2, 16], got [40, 16, 2, 32]"),
-    (ATTENTION, {"v_cache": lambda t: t.half()}, "v_cache must be of q's dtype torch.float32, got torch.float16"),
-    (ATTENTION, {"k_cache": meta}, "k_cache must be of q's device cpu, got meta"),
-    (ATTENTION, {"qo_indptr": lambda t: t[:3]}, "qo_indptr must be of length 4, one more than kv_last_page_len, got 3"),
-    (ATTENTION, {"out": lambda t: t[:5]}, "out must be like q, float32[6, 6, 32] on cpu, got float32[5, 6, 32] on cpu"),
-    (
-        ATTENTION,
-        {"q": lambda t: t[..., :0]},
-        "q must be of at least one head, and rows that are not empty, got [6, 6, 0]",
-    ),
-    (
-        ATTENTION,
-        {"k_cache": lambda t: t[:, :0], "v_cache": lambda t: t[:, :0]},
-        "k_cache must be of a page_size of at least 1, got [40, 0, 2, 32]",
-    ),
-    (ATTENTION, {"causal": "no"}, "causal must be True or False, got 'no'"),
-    (ATTENTION, {"sm_scale": "x"}, "sm_scale must be a number, got 'x'"),
-    (ATTENTION, {"sm_scale": float("nan")}, "sm_scale must be finite, got nan"),
-    (ATTENTION, {"lse": lambda t: t.half()}, "lse must be float32[6, 6] on cpu, got float16[6, 6] on cpu"),
 ]
 MLA_ATTENTION = "mla_paged_attention"
 # The sample: 6 rows of 3 heads of 64 + 16 float32, 40 pages of 16 tokens, a schedule for 6 workers.

@@ -7,8 +7,7 @@ A new op needs an entry in SAMPLES and a few in BAD.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,58 +16,11 @@ from flashinfer.core import mla_plan
 from flashinfer.core.mla_plan import Shape
 from flashinfer.core.op import OPS, Op
 from flashinfer.selection import find_op
+from rocm_tests.contract.sample import INDEX, PAGES, D, H, N, Sample, fp8, randn, rows
+from rocm_tests.contract.samples_attention import ATTENTION_SAMPLES
 from rocm_tests.page.oracle import make_batch
 
 find_op("append_paged_kv_cache")  # declares every op
-
-PAGES, N, H, D = 40, 16, 2, 32
-INDEX = (torch.int32, torch.int64)
-
-
-@dataclasses.dataclass
-class Sample:
-    """Arguments by name, in the order of the schema, and the arguments whose first dimension is the batch's.
-
-    `scratch` names written arguments that a backend may leave alone: they carry nothing out.
-    """
-
-    arguments: dict[str, Any]
-    dynamic: tuple[str, ...]
-    scratch: tuple[str, ...] = ()
-
-    def clone(self) -> Sample:
-        """The same call on memory of its own, strides and shared storage kept."""
-        storages: dict[int, torch.Tensor] = {}
-
-        def copy(t: Any) -> Any:
-            if not isinstance(t, torch.Tensor) or t.is_nested:
-                return t
-            raw = t.untyped_storage()
-            if t.is_meta or not raw.nbytes():
-                return t
-            if raw.data_ptr() not in storages:
-                storages[raw.data_ptr()] = torch.empty(0, dtype=t.dtype).set_(raw).clone()
-            return storages[raw.data_ptr()].as_strided(t.shape, t.stride(), t.storage_offset())
-
-        copies = {
-            name: copy(a) if isinstance(a, torch.Tensor) else [copy(t) for t in a] if isinstance(a, list) else a
-            for name, a in self.arguments.items()
-        }
-        return Sample(copies, self.dynamic, self.scratch)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def fp8(*shape: int, seed: int = 0) -> torch.Tensor:
-    return randn(*shape, seed=seed).to(torch.float8_e4m3fnuz)
-
-
-def rows(views: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Strided, unless they are empty: torch's own opcheck cannot copy empty tensors with strides."""
-    return views if views[0].numel() else [v.new_empty(v.shape) for v in views]
-
 
 ROWS = ("batch_indices", "positions", "kv_indices", "kv_indptr")
 
@@ -172,29 +124,6 @@ def convert_into(n: int, variant: int) -> Sample:
     return Sample(arguments, ("source_ids", "block_ids"))
 
 
-def attention(n: int, variant: int) -> Sample:
-    dtype = (torch.float32, torch.bfloat16)[variant]
-    batch = make_batch([17 + b for b in range(n)], [2] * n, N, index_dtype=INDEX[variant])
-    (q,) = rows((randn(2 * n, 3 * H, 2 * D, dtype=dtype)[..., :D],))
-    pool = randn(PAGES, H, N, 2 * D, seed=1, dtype=dtype)
-    kv_layout, caches = (("NHD", randn(2, PAGES, N, H, D).unbind()), ("HND", (pool[..., :D], pool[..., D:])))[variant]
-    arguments = {
-        "q": q,
-        "k_cache": caches[0],
-        "v_cache": caches[1],
-        "qo_indptr": torch.arange(n + 1, dtype=INDEX[variant]) * 2,
-        "kv_indptr": batch.kv_indptr,
-        "kv_indices": batch.kv_indices,
-        "kv_last_page_len": batch.last_page_len,
-        "kv_layout": kv_layout,
-        "causal": variant == 0,
-        "sm_scale": 0.25,
-        "out": torch.full_like(q, 7.0),
-        "lse": torch.full(q.shape[:2], 7.0),
-    }
-    return Sample(arguments, ("q", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "out", "lse"))
-
-
 def mla(n: int, variant: int) -> Sample:
     dtype = (torch.float32, torch.bfloat16)[variant]
     batch = make_batch([17 + b for b in range(n)], [2] * n, N, index_dtype=INDEX[variant])
@@ -237,7 +166,7 @@ SAMPLES: dict[str, tuple[Callable[[int, int], Sample], int]] = {
     "convert_kv_pages": (convert, 2),
     "convert_kv_pages_into": (convert_into, 2),
     "mla_paged_attention": (mla, 2),
-    "paged_attention": (attention, 2),
+    **ATTENTION_SAMPLES,
 }
 CASES = [(name, variant) for name, (_, variants) in SAMPLES.items() for variant in range(variants)]
 

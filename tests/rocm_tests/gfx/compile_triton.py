@@ -26,10 +26,17 @@ POINTERS = {
     "partial": "*fp32",
     "partial_lse": "*fp32",
     "lse": "*fp32",
+    "scratch": "*fp32",
+    "sinks": "*fp32",
+    "custom_mask": "*u8",
+    "fault": "*i64",
+    **dict.fromkeys(("qo_indptr", "kv_indptr", "last_page_len", "mask_indptr"), "*i32"),
+    **dict.fromkeys(("score_scale", "cap_into", "cap_out_of", "v_scale"), "fp32"),
 }
 FP8 = {"gfx942": "fp8e4b8", "gfx950": "fp8e4nv"}
 # Strides that are multiples of 16 in every real cache, which is what makes 16-byte loads possible.
 ALIGNED = ("ckv_page", "ckv_slot", "kpe_page", "kpe_slot", "q_nope_token", "q_nope_head", "q_pe_token", "q_pe_head")
+ALIGNED += ("q_token", "q_head", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "out_token", "out_head")
 
 
 def compiled(arch: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], tune: Tuning) -> dict[str, Any]:
@@ -48,7 +55,9 @@ def compiled(arch: str, kernel: Any, types: dict[str, str], constants: dict[str,
     return {
         "lds": made.metadata.shared,
         "scratch": number("private_segment_fixed_size"),
-        "spills": number("vgpr_spill_count") + number("sgpr_spill_count"),
+        "spills": number("vgpr_spill_count"),
+        # Scalars move to lanes of a vector register, not to memory.
+        "scalar_spills": number("sgpr_spill_count"),
         "vgprs": number("vgpr_count"),
         "mfma": len(re.findall(r"\bv_mfma_", text)),
         "wide_loads": len(re.findall(r"\b(?:global|buffer)_load_dwordx4\b", text)),

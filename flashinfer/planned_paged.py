@@ -1,0 +1,124 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the planned attention wrappers over a paged KV cache have in common."""
+
+from __future__ import annotations
+
+import torch
+
+from flashinfer.core.checks import INT32_MAX, describe, fail, integer
+from flashinfer.host_batch import HostBatch, lists
+from flashinfer.ops import attention as ops
+from flashinfer.page import split_cache
+from flashinfer.planned import Options, PlannedAttention, Results
+
+
+class PlannedPagedAttention(PlannedAttention):
+    """A plan over pages, for queries of any lengths."""
+
+    _name = "PlannedPagedAttention"
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        use_cuda_graph: bool,
+        backend: str,
+        indptr: torch.Tensor | None,
+        indices: torch.Tensor | None,
+        last_page_len: torch.Tensor | None,
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend)
+        self._paged_kv_indptr_buf = indptr
+        self._paged_kv_indices_buf = indices
+        self._paged_kv_last_page_len_buf = last_page_len
+
+    def _fix_batch(self, names: tuple[str, str, str], qo_indptr: tuple[str, torch.Tensor | None] | None = None) -> None:
+        """Check a graph's buffers, whose names are those of kv_indptr, kv_indices and last_page_len."""
+        last = self._paged_kv_last_page_len_buf
+        batch = last.numel() if isinstance(last, torch.Tensor) else 0
+        buffers = {
+            names[2]: (last, None),
+            names[0]: (self._paged_kv_indptr_buf, batch + 1),
+            names[1]: (self._paged_kv_indices_buf, None),
+        }
+        if qo_indptr is not None:
+            buffers[qo_indptr[0]] = (qo_indptr[1], batch + 1)
+        self._check_buffers(batch, buffers)
+        self._fixed_batch_size = batch
+
+    def _keep_shape(self, batch: int, heads: int, kv_heads: int, dims: tuple[int, int], page_size: int) -> None:
+        for name, value in (("num_qo_heads", heads), ("num_kv_heads", kv_heads), ("page_size", page_size)):
+            integer(self._name, name, value, 1, INT32_MAX)
+        self._batch_size, self._num_qo_heads, self._num_kv_heads = batch, heads, kv_heads
+        self._head_dim_qk, self._head_dim_vo = dims
+
+    def _host_batch(
+        self,
+        qo_indptr: torch.Tensor | list[int],
+        kv_indptr: torch.Tensor,
+        last_page_len: torch.Tensor,
+        page_size: int,
+        kv_name: str,
+    ) -> HostBatch:
+        if isinstance(qo_indptr, torch.Tensor):
+            qo, kv, last = lists(qo_indptr, kv_indptr, last_page_len)
+        else:
+            qo, (kv, last) = qo_indptr, lists(kv_indptr, last_page_len)
+        return self._measure(qo, kv, last, page_size, kv_name)
+
+    def _keep_pages(
+        self,
+        qo_indptr: torch.Tensor | None,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        total_pages: int,
+        indices_name: str,
+    ) -> None:
+        """Fill a graph's buffers; without a graph, use the caller's tensors where kernels can."""
+        if kv_indices.numel() < total_pages:
+            fail(self._name, indices_name, f"of at least the {total_pages} entries named", kv_indices.numel())
+        into = self._paged_kv_indices_buf
+        if self._use_cuda_graph and into is not None and total_pages > into.numel():
+            fail(self._name, indices_name, f"of at most {into.numel()} pages, as the graph's buffer", total_pages)
+        if self._use_cuda_graph:
+            kv_indices = kv_indices[:total_pages]
+        given = [kv_indptr, kv_indices, last_page_len, *([] if qo_indptr is None else [qo_indptr])]
+        kv, indices, last, *qo = (t if t.is_contiguous() else t.contiguous() for t in self._on_device(*given))
+        if not self._use_cuda_graph:
+            self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf = kv, indices, last
+            if qo:
+                self._qo_indptr_buf = qo[0]
+            return
+        buffers = [self._paged_kv_indptr_buf, into, self._paged_kv_last_page_len_buf, self._qo_indptr_buf]
+        for buffer, t in zip(buffers, (kv, indices, last, *qo), strict=False):
+            # An engine may plan with what it has written into the buffers itself.
+            if buffer is not None and buffer.data_ptr() != t.data_ptr():
+                buffer[: t.numel()].copy_(t, non_blocking=True)
+
+    def _run_pages(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        options: Options,
+        scales: tuple[float, float, float],
+        sinks: torch.Tensor | None,
+        results: Results,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        self._require_plan("run()")
+        k_cache, v_cache = split_cache(self._name, paged_kv_cache, self._kv_layout)
+        self._check_run({"q": q, "k_cache": k_cache, "v_cache": v_cache}, ("k_cache", "v_cache"))
+        if k_cache.dim() == (5 if self._kv_layout == "SHUFFLED" else 4):
+            _, page_size, _ = ops.cache_geometry(k_cache, self._kv_layout)
+            if page_size != self._page_size:
+                fail(
+                    *(self._name, "paged_kv_cache", f"of the planned page_size {self._page_size}"),
+                    f"{page_size} in {describe(k_cache)}",
+                )
+        pages = (
+            *(self._qo_indptr_buf, self._paged_kv_indptr_buf, self._paged_kv_indices_buf),
+            *(self._paged_kv_last_page_len_buf, self._kv_layout),
+        )
+        tensors = (k_cache, v_cache, *pages)
+        return self._attend(ops.paged_attention, q, tensors, v_cache.size(3), options, scales, sinks, results)
