@@ -33,7 +33,8 @@ def values_of(flavour: torch.dtype) -> npt.NDArray[np.float64]:
 
 def codes_of(rows: torch.Tensor, scale: float, flavour: torch.dtype) -> torch.Tensor:
     """The nearest code of `rows / scale` as float32 has it, the even one of two; the largest for all beyond."""
-    scaled = rows.float().numpy() * (np.float32(1) / np.float32(scale))
+    with np.errstate(over="ignore"):
+        scaled = rows.float().numpy() * (np.float32(1) / np.float32(scale))
     values = values_of(flavour)
     size = np.minimum(np.abs(scaled.astype(np.float64)), values[-1])
     above = np.searchsorted(values, size).clip(1, len(values) - 1)
