@@ -50,10 +50,6 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tor
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def fp8(*shape: int, seed: int = 0) -> torch.Tensor:
-    return randn(*shape, seed=seed).to(torch.float8_e4m3fnuz)
-
-
 def rows(views: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Strided, unless they are empty: torch's own opcheck cannot copy empty tensors with strides."""
     return views if views[0].numel() else [v.new_empty(v.shape) for v in views]

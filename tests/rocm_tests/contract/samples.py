@@ -16,7 +16,7 @@ from flashinfer.core import mla_plan
 from flashinfer.core.mla_plan import Shape
 from flashinfer.core.op import OPS, Op
 from flashinfer.selection import find_op
-from rocm_tests.contract.sample import INDEX, PAGES, D, H, N, Sample, fp8, randn, rows
+from rocm_tests.contract.sample import INDEX, PAGES, D, H, N, Sample, randn, rows
 from rocm_tests.contract.samples_attention import ATTENTION_SAMPLES
 from rocm_tests.page.oracle import make_batch
 
@@ -33,12 +33,12 @@ def append(n: int, variant: int) -> Sample:
         ("NHD", pool[..., :D].transpose(1, 2), randn(PAGES, N, H, D, seed=2)),
         ("HND", pool[..., :D], pool[..., D:]),
         ("SHUFFLED", randn(PAGES, H, D // 4, N, 4, seed=3), randn(PAGES, H, N // 4, D, 4, seed=4)),
-        ("SHUFFLED", fp8(PAGES, H, D // 16, N, 16, seed=3), fp8(PAGES, H, N // 16, D, 16, seed=4)),
     )[variant]
     metadata = batch.batch_indices, batch.positions, k_cache, v_cache, batch.kv_indices, batch.kv_indptr
     names = "append_key append_value batch_indices positions k_cache v_cache kv_indices kv_indptr kv_layout"
     arguments = dict(zip(names.split(), (key, value, *metadata, kv_layout), strict=True))
-    arguments["k_scale"], arguments["v_scale"] = (0.5, 2.0) if variant == 3 else (1.0, 1.0)
+    # Appends to FP8 caches are tested in page/: torch's own opcheck cannot compare such tensors.
+    arguments["k_scale"] = arguments["v_scale"] = 1.0
     return Sample(arguments, ("append_key", "append_value", *ROWS))
 
 
@@ -48,12 +48,11 @@ def append_mla(n: int, variant: int) -> Sample:
     caches = (
         (pool[..., :64], pool[..., 64:]),
         (randn(PAGES, N, 64), randn(N, PAGES, 8).transpose(0, 1)),
-        (fp8(PAGES, N, 64), fp8(PAGES, N, 8)),
     )[variant]
     names = "append_ckv append_kpe batch_indices positions ckv_cache kpe_cache kv_indices kv_indptr"
     metadata = batch.batch_indices, batch.positions, *caches, batch.kv_indices, batch.kv_indptr
     arguments = dict(zip(names.split(), (*rows((fused[:, 16:80], fused[:, 96:])), *metadata), strict=True))
-    arguments["kv_scale"] = 0.5 if variant == 2 else 1.0
+    arguments["kv_scale"] = 1.0
     return Sample(arguments, ("append_ckv", "append_kpe", *ROWS))
 
 
@@ -159,8 +158,8 @@ def mla(n: int, variant: int) -> Sample:
 
 # Op to (its sample of a batch size and a variant, the number of variants).
 SAMPLES: dict[str, tuple[Callable[[int, int], Sample], int]] = {
-    "append_paged_kv_cache": (append, 4),
-    "append_paged_mla_kv_cache": (append_mla, 3),
+    "append_paged_kv_cache": (append, 3),
+    "append_paged_mla_kv_cache": (append_mla, 2),
     "get_batch_indices_positions": (batch_positions, 2),
     "get_seq_lens": (seq_lens, 2),
     "convert_kv_pages": (convert, 2),

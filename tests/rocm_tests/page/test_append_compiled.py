@@ -43,7 +43,7 @@ def nodes(graph: torch.fx.GraphModule, op: Any) -> int:
 Program = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def pools(layout: str, dtype: torch.dtype) -> torch.Tensor:
+def pool(dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(2, PAGES * N * H * D * dtype.itemsize, dtype=torch.uint8)
 
 
@@ -86,17 +86,17 @@ def append_mla_twice(
 INDICES, INDPTR, LAST = (torch.tensor(t, dtype=torch.int32) for t in ([4, 1, 5, 0, 2, 3], [0, 4, 6], [1, 1]))
 OPS = torch.ops.flashinfer
 PROGRAMS = {
-    "NHD": (append_twice("NHD", torch.bfloat16), "append_paged_kv_cache"),
-    "HND": (append_twice("HND", torch.bfloat16), "append_paged_kv_cache"),
-    "SHUFFLED": (append_twice("SHUFFLED", torch.bfloat16), "append_paged_kv_cache"),
-    "SHUFFLED FP8": (append_twice("SHUFFLED", OCP), "append_paged_kv_cache"),
-    "MLA": (append_mla_twice, "append_paged_mla_kv_cache"),
+    "NHD": (append_twice("NHD", torch.bfloat16), "append_paged_kv_cache", torch.bfloat16),
+    "HND": (append_twice("HND", torch.bfloat16), "append_paged_kv_cache", torch.bfloat16),
+    "SHUFFLED": (append_twice("SHUFFLED", torch.bfloat16), "append_paged_kv_cache", torch.bfloat16),
+    "SHUFFLED FP8": (append_twice("SHUFFLED", OCP), "append_paged_kv_cache", OCP),
+    "MLA": (append_mla_twice, "append_paged_mla_kv_cache", torch.bfloat16),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_graph_for_all_lengths_and_one_node_an_append(name: str) -> None:
-    program, op_name = PROGRAMS[name]
+    program, op_name, dtype = PROGRAMS[name]
     torch._dynamo.reset()
     graphs = Graphs()
     compiled = torch.compile(program, fullgraph=True, dynamic=True, backend=graphs)
@@ -104,7 +104,7 @@ def test_one_graph_for_all_lengths_and_one_node_an_append(name: str) -> None:
         rows = torch.randn(n, H, D, generator=torch.Generator().manual_seed(n)).bfloat16()
         batch = torch.arange(n, dtype=torch.int32) % 3 - 1  # every third row is padding
         positions = torch.arange(n, dtype=torch.int32) // 3
-        memories = [pools(name, torch.bfloat16) for _ in range(2)]
+        memories = [pool(dtype) for _ in range(2)]
         eager, inside = program(rows, batch, positions, memories[0]), compiled(rows, batch, positions, memories[1])
         assert eager.count_nonzero(), "the first append is seen by what comes between"
         assert not torch.equal(eager, memories[0]), "and the second is not"
