@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from flashinfer.decode import fast_decode_plan as fast_decode_plan
     from flashinfer.decode import single_decode_with_kv_cache as single_decode_with_kv_cache
+    from flashinfer.gather import gather_paged_kv as gather_paged_kv
     from flashinfer.kv.convert import convert_kv_pages as convert_kv_pages
     from flashinfer.kv.convert import convert_kv_pages_into as convert_kv_pages_into
     from flashinfer.mla import BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper
@@ -75,6 +76,7 @@ _EXPORTS = {
     "convert_kv_pages_into": "kv.convert",
     "explain": "selection",
     "fast_decode_plan": "decode",
+    "gather_paged_kv": "gather",
     "get_batch_indices_positions": "page",
     "get_seq_lens": "page",
     "merge_state": "cascade",

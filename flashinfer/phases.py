@@ -96,7 +96,7 @@ def split_phases(
     queries = _lengths(op, "query_lens", query_lens)
     totals = _lengths(op, "seq_lens", seq_lens, len(queries))
     if num_computed is None:
-        computed = [total - new for total, new in zip(totals, queries, strict=True)]
+        computed: Sequence[int] = [total - new for total, new in zip(totals, queries, strict=True)]
     else:
         computed = _lengths(op, "num_computed", num_computed, len(queries))
     for b, (new, total, cached) in enumerate(zip(queries, totals, computed, strict=True)):

@@ -27,6 +27,7 @@ BATCH_INDEX_RANGE, POSITION_RANGE, PAGE_TABLE_SHORT, PAGE_ID_RANGE = 1, 2, 3, 4
 BLOCK_ID_RANGE, BLOCK_ID_TWICE, SOURCE_ID_RANGE = 5, 6, 7
 INDPTR_ORDER, APPEND_INDPTR_ORDER, SEQ_LEN_SHORT, SEQ_LEN_RANGE = 8, 9, 10, 11
 QO_INDPTR_RANGE, LAST_PAGE_RANGE, KV_INDPTR_RANGE = 12, 13, 14
+OUT_INDPTR_ORDER, OUT_SHORT, TOKEN_RANGE = 12, 13, 14
 
 # Mirrors the kOp constants of csrc_rocm.
 _OPS = {
@@ -38,6 +39,7 @@ _OPS = {
     # Of flashinfer/backends/triton.
     16: "paged_attention",
     17: "ragged_attention",
+    6: "gather_paged_kv",
 }
 _SENTENCES = {
     BATCH_INDEX_RANGE: "batch_indices[{where}] must be below the {bound} requests of kv_indptr, got {value}",
@@ -55,6 +57,10 @@ _SENTENCES = {
     QO_INDPTR_RANGE: "qo_indptr must not decrease and stay within q's {bound} rows, got {value} behind request {where}",
     LAST_PAGE_RANGE: "kv_last_page_len[{where}] must be in [0, {bound}], got {value}",
     KV_INDPTR_RANGE: "kv_indptr[{where}] must be at most {bound}, the rows of k, got {value}",
+    OUT_INDPTR_ORDER: "out_indptr must start at 0 or above and not decrease, got {value} at [{where}] and then {bound}",
+    OUT_SHORT: "out_indptr[{where}] must be at most {bound}, the rows of the output, got {value}",
+    TOKEN_RANGE: "starts[{where}] must leave every token below {bound}, those that the request's pages hold, "
+    "got token {value}",
     SOURCE_ID_RANGE: "source_ids[{where}] must be a page id below {bound}, got {value}",
     BLOCK_ID_TWICE: "block_ids must be distinct, got {value} at [{bound}] and [{where}]; convert each page once",
 }

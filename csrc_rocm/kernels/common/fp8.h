@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/common/fault.h"
 
@@ -78,6 +79,32 @@ FI_HOST_DEVICE uint32_t recode_word(Recode mode, uint32_t w) {
     default:
       return w;
   }
+}
+
+FI_HOST_DEVICE float float_of_bits(uint32_t bits) {
+  float f;
+  std::memcpy(&f, &bits, sizeof f);
+  return f;
+}
+
+FI_HOST_DEVICE uint32_t bits_of_float(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof bits);
+  return bits;
+}
+
+// Value of one byte. Exponent and mantissa are moved to where a float has them, subnormals included, and a product with
+// a power of two makes up for the other bias.
+FI_HOST_DEVICE float fp8_value(uint32_t byte, bool fnuz) {
+  const uint32_t moved = (byte & 0x7fu) << 20 | (byte & 0x80u) << 24;
+  const bool nan = fnuz ? byte == 0x80u : (byte & 0x7fu) == 0x7fu;
+  return float_of_bits(nan ? 0x7fc00000u : moved) * (fnuz ? 0x1p119f : 0x1p120f);
+}
+
+// Bits of a float rounded to bfloat16, to nearest even; every NaN becomes the positive quiet one.
+FI_HOST_DEVICE uint32_t bf16_bits(float f) {
+  const uint32_t bits = bits_of_float(f);
+  return f != f ? 0x7fc0u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 
 FI_HOST_DEVICE uint8_t recode_byte(Recode mode, uint8_t b) { return static_cast<uint8_t>(recode_word(mode, b)); }

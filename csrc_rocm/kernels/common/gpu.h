@@ -76,6 +76,17 @@ __device__ __forceinline__ unsigned byte_perm(unsigned a, unsigned b) {
 #endif
 }
 
+// A float rounded to a 16-bit one, as its bits. The hardware converts to fp16 on both vendors.
+__device__ __forceinline__ unsigned half_bits(float f) {
+#if FI_GPU_HIP
+  return __builtin_bit_cast(unsigned short, static_cast<_Float16>(f));
+#else
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
+  return bits;
+#endif
+}
+
 // Zero that the compiler cannot see through: keeps address arithmetic inside a loop, where hoisting it would cost more
 // registers than the data.
 __device__ __forceinline__ int opaque_zero() {
