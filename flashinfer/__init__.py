@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper as BatchPrefillWithRaggedKVCacheWrapper
     from flashinfer.prefill import single_prefill_with_kv_cache as single_prefill_with_kv_cache
     from flashinfer.preparation import warmup as warmup
+    from flashinfer.phase_attention import BatchPhaseAttentionWrapper as BatchPhaseAttentionWrapper
+    from flashinfer.phases import reorder_batch as reorder_batch
+    from flashinfer.phases import split_phases as split_phases
     from flashinfer.selection import explain as explain
     from flashinfer.unsupported import (
         nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,  # noqa: E501
@@ -63,6 +66,7 @@ _EXPORTS = {
     "BatchMLAPagedAttentionWrapper": "mla",
     "BatchPrefillWithPagedKVCacheWrapper": "prefill",
     "BatchPrefillWithRaggedKVCacheWrapper": "prefill",
+    "BatchPhaseAttentionWrapper": "phase_attention",
     "BuildError": "core.errors",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": "decode",
     "InvalidArgumentError": "core.errors",
@@ -89,6 +93,8 @@ _EXPORTS = {
     "ragged_attention": "attention",
     "single_decode_with_kv_cache": "single",
     "single_prefill_with_kv_cache": "single",
+    "reorder_batch": "phases",
+    "split_phases": "phases",
     "use_backend": "core.op",
     "warmup": "preparation",
 }

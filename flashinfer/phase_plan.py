@@ -1,0 +1,229 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a phase-aware batch: what each phase's launches need to know, in one piece of memory."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from flashinfer.core.checks import fail
+from flashinfer.core.chunks import Chunk, plan_chunks
+from flashinfer.phases import PhaseSplit, split_checked
+
+# Words to 16 bytes: Triton compiles a kernel anew for a pointer that is aligned to less.
+_ALIGNMENT = 4
+
+
+@dataclass(frozen=True)
+class ChunkLaunch:
+    """One fetch, and the attention over what it brought.
+
+    Attributes
+    ----------
+    requests
+        The extends that take part, numbered among the batch's requests.
+    rows
+        Their query rows, numbered among those of the extends.
+    tokens
+        Rows of the workspace that the launch may read.
+    starts, kv_indptr, qo_indptr
+        Where the metadata are among the plan's words; `kv_indptr` counts rows of the workspace.
+    """
+
+    requests: slice
+    rows: slice
+    tokens: int
+    starts: slice
+    kv_indptr: slice
+    qo_indptr: slice
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """A plan in host memory; slices say where things are in `words`.
+
+    Attributes
+    ----------
+    words
+        int32, to be copied to the device in one piece.
+    split
+        The phases.
+    kv_indptr, last_page_len
+        The page table of the whole batch.
+    decode_qo, extend_qo, prefill_qo
+        Each phase's queries, counted from its own first row.
+    extend_pages_qo, prefill_pages_qo
+        The same with the requests before the phase as requests without queries, for attention that goes through the
+        page table: a page table begins with entry 0.
+    max_q_lens
+        Longest query of decodes, extends and prefills.
+    total_q, total_pages
+        Rows of queries, and entries of the page table.
+    chunks
+        How the extends' context is fetched.
+    """
+
+    words: torch.Tensor
+    split: PhaseSplit
+    kv_indptr: slice
+    last_page_len: slice
+    decode_qo: slice
+    extend_qo: slice
+    prefill_qo: slice
+    extend_pages_qo: slice
+    prefill_pages_qo: slice
+    max_q_lens: tuple[int, int, int]
+    total_q: int
+    total_pages: int
+    chunks: tuple[ChunkLaunch, ...]
+
+
+class _Words:
+    """Words of a plan as they come."""
+
+    def __init__(self) -> None:
+        self.data = array("i")
+
+    def put(self, values: list[int]) -> slice:
+        at = len(self.data)
+        self.data.extend(values)
+        self.data.extend([0] * (-len(values) % _ALIGNMENT))
+        return slice(at, at + len(values))
+
+
+def plan_batch(
+    op: str,
+    qo_indptr: list[int],
+    kv_indptr: list[int],
+    last_page_len: list[int],
+    page_size: int,
+    decode_threshold: int,
+    budget: int | None,
+    *,
+    widen: bool = False,
+    launches: int | None = None,
+) -> BatchPlan:
+    """Plan a batch.
+
+    Parameters
+    ----------
+    op
+        Who is speaking in an error.
+    qo_indptr, kv_indptr, last_page_len
+        As in `flashinfer.paged_attention`.
+    page_size
+        Tokens to a page.
+    decode_threshold
+        New tokens that a decode may have.
+    budget
+        Tokens of context that the workspace holds; None if none is to be fetched.
+    widen
+        Whether each launch takes all extends and the whole workspace, whatever it fetches, as in a captured graph.
+    launches
+        Launches that there must be, those that fetch nothing included; as many as there are chunks if None.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If lengths contradict each other, naming the request; if the workspace holds no page; if a graph has too few
+        launches.
+    """
+    batch = len(last_page_len)
+    queries = [end - begin for begin, end in pairwise(qo_indptr)]
+    pages = [end - begin for begin, end in pairwise(kv_indptr)]
+    computed = [
+        (count - 1) * page_size + tail - new if count else -new
+        for count, tail, new in zip(pages, last_page_len, queries, strict=True)
+    ]
+    if batch and (
+        min(queries) < 0
+        or min(pages) < 0
+        or min(computed) < 0
+        or min(last_page_len) < 0
+        or max(last_page_len) > page_size
+    ):
+        _refuse(op, queries, pages, last_page_len, computed, page_size)
+    for name, indptr in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
+        if indptr[0]:
+            fail(op, f"{name}[0]", "0", indptr[0])
+    split = split_checked(queries, computed, decode_threshold)
+    d, e = split.num_decodes, split.num_decodes + split.num_extends
+    extend_qo = [row - split.num_decode_tokens for row in qo_indptr[d : e + 1]]
+    prefill_row = split.num_decode_tokens + split.num_extend_tokens
+    prefill_qo = [row - prefill_row for row in qo_indptr[e:]]
+    chunks = [] if budget is None else plan_chunks(op, computed[d:e], budget, page_size)
+    if widen:
+        chunks = [_widened(chunk, e - d) for chunk in chunks]
+    if launches is not None:
+        if len(chunks) > launches:
+            fail(op, "the context of extends", f"of {launches} chunks, as captured", len(chunks), "capture it again")
+        chunks += [Chunk(0, [0] * (e - d), [0] * (e - d), False)] * (launches - len(chunks))
+    words = _Words()
+    return BatchPlan(
+        split=split,
+        kv_indptr=words.put(kv_indptr),
+        last_page_len=words.put(last_page_len),
+        decode_qo=words.put(qo_indptr[: d + 1]),
+        extend_qo=words.put(extend_qo),
+        prefill_qo=words.put(prefill_qo),
+        extend_pages_qo=words.put([0] * d + extend_qo),
+        prefill_pages_qo=words.put([0] * e + prefill_qo),
+        max_q_lens=(max(queries[:d], default=0), max(queries[d:e], default=0), max(queries[e:], default=0)),
+        total_q=qo_indptr[-1],
+        total_pages=kv_indptr[-1],
+        chunks=_launches(words, chunks, d, extend_qo, budget if widen else None),
+        words=torch.frombuffer(words.data, dtype=torch.int32),
+    )
+
+
+def _launches(
+    words: _Words, chunks: list[Chunk], first: int, qo: list[int], tokens: int | None
+) -> tuple[ChunkLaunch, ...]:
+    """Launches of chunks; `first` is the first extend, `qo` where the extends' queries begin, `tokens` what each launch
+    may read if not just what it fetches."""
+    found = []
+    for chunk in chunks:
+        begin, end = chunk.first, chunk.first + len(chunk.lengths)
+        rows = slice(qo[begin], qo[end])
+        found.append(
+            ChunkLaunch(
+                requests=slice(first + begin, first + end),
+                rows=rows,
+                tokens=chunk.tokens if tokens is None else tokens,
+                starts=words.put(chunk.starts),
+                kv_indptr=words.put(chunk.indptr),
+                qo_indptr=words.put([row - rows.start for row in qo[begin : end + 1]]),
+            )
+        )
+    return tuple(found)
+
+
+def _widened(chunk: Chunk, extends: int) -> Chunk:
+    """The chunk with all extends in it, those that take no part with pieces of length 0."""
+    before, behind = [0] * chunk.first, [0] * (extends - chunk.first - len(chunk.lengths))
+    return Chunk(0, before + chunk.starts + behind, before + chunk.lengths + behind, chunk.continues)
+
+
+def _refuse(
+    op: str, queries: list[int], pages: list[int], tails: list[int], computed: list[int], page_size: int
+) -> None:
+    """Say which request contradicts itself."""
+    for b, (new, count, tail, cached) in enumerate(zip(queries, pages, tails, computed, strict=True)):
+        if new < 0:
+            fail(op, "qo_indptr", "non-decreasing", f"{new} tokens for request {b}")
+        if count < 0:
+            fail(op, "kv_indptr", "non-decreasing", f"{count} pages for request {b}")
+        if not 0 <= tail <= page_size:
+            fail(op, f"kv_last_page_len[{b}]", f"in [0, {page_size}]", tail)
+        if cached < 0:
+            fail(
+                op,
+                f"the pages of request {b}",
+                f"of at least its {new} new tokens",
+                f"{cached + new} tokens",
+                "append them before the plan, or give the page table with them",
+            )
