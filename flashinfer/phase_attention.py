@@ -200,7 +200,10 @@ class BatchPhaseAttentionWrapper:
         budget = self._workspace.numel() // row // page_size * page_size if window_left < 0 else None
         graph = self._use_cuda_graph
         launches = len(self._plan.chunks) if graph and self._plan is not None else None
-        plan = plan_batch(WRAPPER, *host, page_size, decode_threshold, budget, widen=graph, launches=launches)
+        pinned = self.device.type != "cpu"
+        plan = plan_batch(
+            *(WRAPPER, *host, page_size, decode_threshold, budget), widen=graph, launches=launches, pinned=pinned
+        )
         if plan.total_pages > kv_indices.numel():
             fail(WRAPPER, "kv_indices", f"of the {plan.total_pages} entries that kv_indptr names", kv_indices.numel())
         if graph:
@@ -261,14 +264,11 @@ class BatchPhaseAttentionWrapper:
 
     def _keep(self, options: _Options, plan: BatchPlan, kv_indices: torch.Tensor) -> None:
         """Queue the plan's copy to the device."""
-        words = plan.words
-        if self.device.type != "cpu":
-            # Torch's pinned memory is not handed out again before the copy is over.
-            words = torch.empty(words.shape, dtype=torch.int32, pin_memory=True).copy_(words)
+        # Torch's pinned memory is not handed out again before the copy is over.
         if self._use_cuda_graph and self._words is not None:
-            self._words.copy_(words, non_blocking=True)
+            self._words.copy_(plan.words, non_blocking=True)
         else:
-            self._words = words.to(self.device, non_blocking=True)
+            self._words = plan.words.to(self.device, non_blocking=True)
         if self._use_cuda_graph and self._indices is not None:
             self._indices[: plan.total_pages].copy_(kv_indices[: plan.total_pages], non_blocking=True)
         else:
@@ -460,14 +460,10 @@ class BatchPhaseAttentionWrapper:
         return self._backend if self._backend in backends else "auto"
 
 
-def _on_host(*metadata: torch.Tensor) -> list[list[int]]:
-    """Index tensors as lists; one round trip if any is on a device."""
+def _on_host(*metadata: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Index tensors as int32 on the host; one round trip if any is on a device."""
     if all(t.device.type == "cpu" for t in metadata):
-        return [t.tolist() for t in metadata]
+        return tuple(t.int() for t in metadata)
     device = next(t.device for t in metadata if t.device.type != "cpu")
-    joined = torch.cat([t.to(device, torch.int64, non_blocking=True) for t in metadata]).tolist()
-    lists = []
-    for t in metadata:
-        lists.append(joined[: t.numel()])
-        joined = joined[t.numel() :]
-    return lists
+    joined = torch.cat([t.to(device, torch.int32, non_blocking=True) for t in metadata]).cpu()
+    return joined.split_with_sizes([t.numel() for t in metadata])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -83,29 +82,49 @@ class BatchPlan:
 
 
 class _Words:
-    """Words of a plan as they come."""
+    """Words of a plan as they come: tensors first, then lists."""
 
     def __init__(self) -> None:
-        self.data = array("i")
+        self.tensors: list[torch.Tensor] = []
+        self.begins: list[int] = []
+        self.lists = array("i")
+        self.lists_begin = 0
 
-    def put(self, values: list[int]) -> slice:
-        at = len(self.data)
-        self.data.extend(values)
-        self.data.extend([0] * (-len(values) % _ALIGNMENT))
+    def put_tensor(self, values: torch.Tensor) -> slice:
+        at = self.lists_begin
+        self.tensors.append(values)
+        self.begins.append(at)
+        self.lists_begin = at + -(-values.numel() // _ALIGNMENT) * _ALIGNMENT
+        return slice(at, at + values.numel())
+
+    def put_list(self, values: list[int]) -> slice:
+        at = self.lists_begin + len(self.lists)
+        self.lists.extend(values)
+        self.lists.extend([0] * (-len(values) % _ALIGNMENT))
         return slice(at, at + len(values))
+
+    def joined(self, pinned: bool) -> torch.Tensor:
+        # Copies of tensors: going through lists took three times as long as all of the rest of a plan.
+        words = torch.empty(self.lists_begin + len(self.lists), dtype=torch.int32, pin_memory=pinned)
+        for at, values in zip(self.begins, self.tensors, strict=True):
+            words[at : at + values.numel()].copy_(values)
+        if self.lists:
+            words[self.lists_begin :].copy_(torch.frombuffer(self.lists, dtype=torch.int32))
+        return words
 
 
 def plan_batch(
     op: str,
-    qo_indptr: list[int],
-    kv_indptr: list[int],
-    last_page_len: list[int],
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    last_page_len: torch.Tensor,
     page_size: int,
     decode_threshold: int,
     budget: int | None,
     *,
     widen: bool = False,
     launches: int | None = None,
+    pinned: bool = False,
 ) -> BatchPlan:
     """Plan a batch.
 
@@ -114,7 +133,7 @@ def plan_batch(
     op
         Who is speaking in an error.
     qo_indptr, kv_indptr, last_page_len
-        As in `flashinfer.paged_attention`.
+        As in `flashinfer.paged_attention`, on the host.
     page_size
         Tokens to a page.
     decode_threshold
@@ -125,6 +144,8 @@ def plan_batch(
         Whether each launch takes all extends and the whole workspace, whatever it fetches, as in a captured graph.
     launches
         Launches that there must be, those that fetch nothing included; as many as there are chunks if None.
+    pinned
+        Whether the words will be copied to a GPU.
 
     Raises
     ------
@@ -132,29 +153,15 @@ def plan_batch(
         If lengths contradict each other, naming the request; if the workspace holds no page; if a graph has too few
         launches.
     """
-    batch = len(last_page_len)
-    queries = [end - begin for begin, end in pairwise(qo_indptr)]
-    pages = [end - begin for begin, end in pairwise(kv_indptr)]
-    computed = [
-        (count - 1) * page_size + tail - new if count else -new
-        for count, tail, new in zip(pages, last_page_len, queries, strict=True)
-    ]
-    if batch and (
-        min(queries) < 0
-        or min(pages) < 0
-        or min(computed) < 0
-        or min(last_page_len) < 0
-        or max(last_page_len) > page_size
-    ):
-        _refuse(op, queries, pages, last_page_len, computed, page_size)
-    for name, indptr in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
-        if indptr[0]:
-            fail(op, f"{name}[0]", "0", indptr[0])
+    qo, kv = qo_indptr.tolist(), kv_indptr.tolist()
+    for name, first in (("qo_indptr", qo[0]), ("kv_indptr", kv[0])):
+        if first:
+            fail(op, f"{name}[0]", "0", first)
+    queries, computed = _lengths(op, qo_indptr, kv_indptr, last_page_len, page_size)
     split = split_checked(queries, computed, decode_threshold)
     d, e = split.num_decodes, split.num_decodes + split.num_extends
-    extend_qo = [row - split.num_decode_tokens for row in qo_indptr[d : e + 1]]
     prefill_row = split.num_decode_tokens + split.num_extend_tokens
-    prefill_qo = [row - prefill_row for row in qo_indptr[e:]]
+    extend_qo = [row - split.num_decode_tokens for row in qo[d : e + 1]]
     chunks = [] if budget is None else plan_chunks(op, computed[d:e], budget, page_size)
     if widen:
         chunks = [_widened(chunk, e - d) for chunk in chunks]
@@ -163,21 +170,39 @@ def plan_batch(
             fail(op, "the context of extends", f"of {launches} chunks, as captured", len(chunks), "capture it again")
         chunks += [Chunk(0, [0] * (e - d), [0] * (e - d), False)] * (launches - len(chunks))
     words = _Words()
+    # Requests before a phase have no queries in it: their ends are its first row.
+    from_extend = (qo_indptr[: e + 1] - split.num_decode_tokens).clamp_min_(0)
+    from_prefill = (qo_indptr - prefill_row).clamp_min_(0)
     return BatchPlan(
         split=split,
-        kv_indptr=words.put(kv_indptr),
-        last_page_len=words.put(last_page_len),
-        decode_qo=words.put(qo_indptr[: d + 1]),
-        extend_qo=words.put(extend_qo),
-        prefill_qo=words.put(prefill_qo),
-        extend_pages_qo=words.put([0] * d + extend_qo),
-        prefill_pages_qo=words.put([0] * e + prefill_qo),
+        kv_indptr=words.put_tensor(kv_indptr),
+        last_page_len=words.put_tensor(last_page_len),
+        decode_qo=words.put_tensor(qo_indptr[: d + 1]),
+        extend_qo=words.put_tensor(from_extend[d:]),
+        prefill_qo=words.put_tensor(from_prefill[e:]),
+        extend_pages_qo=words.put_tensor(from_extend),
+        prefill_pages_qo=words.put_tensor(from_prefill),
         max_q_lens=(max(queries[:d], default=0), max(queries[d:e], default=0), max(queries[e:], default=0)),
-        total_q=qo_indptr[-1],
-        total_pages=kv_indptr[-1],
+        total_q=qo[-1],
+        total_pages=kv[-1],
         chunks=_launches(words, chunks, d, extend_qo, budget if widen else None),
-        words=torch.frombuffer(words.data, dtype=torch.int32),
+        words=words.joined(pinned),
     )
+
+
+def _lengths(
+    op: str, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, last_page_len: torch.Tensor, page_size: int
+) -> tuple[list[int], list[int]]:
+    """New tokens, and those before them, of each request."""
+    queries, pages = qo_indptr.diff(), kv_indptr.diff()
+    computed = torch.where(pages > 0, (pages - 1) * page_size + last_page_len, 0) - queries
+    if queries.numel():
+        # One look instead of five.
+        least = torch.stack((queries, pages, computed, last_page_len, page_size - last_page_len)).amin()
+        if int(least) < 0:
+            lists = (t.tolist() for t in (queries, pages, last_page_len, computed))
+            _refuse(op, *lists, page_size)
+    return queries.tolist(), computed.tolist()
 
 
 def _launches(
@@ -194,9 +219,9 @@ def _launches(
                 requests=slice(first + begin, first + end),
                 rows=rows,
                 tokens=chunk.tokens if tokens is None else tokens,
-                starts=words.put(chunk.starts),
-                kv_indptr=words.put(chunk.indptr),
-                qo_indptr=words.put([row - rows.start for row in qo[begin : end + 1]]),
+                starts=words.put_list(chunk.starts),
+                kv_indptr=words.put_list(chunk.indptr),
+                qo_indptr=words.put_list([row - rows.start for row in qo[begin : end + 1]]),
             )
         )
     return tuple(found)

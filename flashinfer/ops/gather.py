@@ -27,10 +27,10 @@ def _check_outputs(k_out: torch.Tensor, v_out: torch.Tensor, k_cache: torch.Tens
             fail(OP, name, f"on {k_cache.device}", out.device)
         if out.size(-1) > 1 and out.stride(-1) != 1:
             fail(OP, name, "contiguous in its last dimension", f"stride {out.stride()}")
-    for what in ("shape", "dtype"):
-        want, got = getattr(k_out, what), getattr(v_out, what)
-        if want != got:
-            fail(OP, "v_out", f"of k_out's {what} {want}", got)
+    if v_out.shape != k_out.shape:
+        fail(OP, "v_out", f"of k_out's shape {list(k_out.shape)}", list(v_out.shape))
+    if v_out.dtype != k_out.dtype:
+        fail(OP, "v_out", f"of k_out's dtype {k_out.dtype}", v_out.dtype)
 
 
 def _check_cache(name: str, cache: torch.Tensor, kv_layout: str, heads: int, dim: int, page_size: int) -> None:

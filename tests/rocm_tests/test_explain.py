@@ -56,6 +56,7 @@ def test_every_public_op() -> None:
             (torch.zeros(1, 8), torch.zeros(1, 2), INDEX, INDEX, *(torch.zeros(2, 4, n) for n in (8, 2)), *TABLE),
             NATIVE_FIRST,
         ),
+        "gather_paged_kv": ((append_arguments()[0][4], *TABLE[:2], INDEX, INDPTR, 1), NATIVE_FIRST),
         "paged_attention": (
             (torch.zeros(1, 1, 8), append_arguments()[0][4], INDPTR, INDPTR, INDEX, INDEX),
             {"reference": None},

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from rocm_tests.contract.bad_attention import BAD_ATTENTION
+from rocm_tests.contract.bad_gather import BAD_GATHER
 from rocm_tests.contract.bad_kinds import BAD_KINDS, BAD_MEMORY
 from rocm_tests.contract.bad_scales import BAD_SCALES
 from rocm_tests.contract.spoil import Change, index_vectors, last_strided, meta
@@ -425,5 +426,7 @@ BAD = [
     *BAD_CONVERT,
     *BAD_INTO,
     *BAD_ATTENTION,
+    *BAD_GATHER,
+    *index_vectors("gather_paged_kv", ("kv_indices", "kv_indptr", "starts", "out_indptr")),
     *BAD_MLA_ATTENTION,
 ]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import flashinfer
 from flashinfer.core.dtypes import FNUZ, OCP
-from flashinfer.core.errors import NotPlannedError
 from flashinfer.ops import attention as attention_ops
 from flashinfer.ops import gather as gather_ops
 from rocm_tests.phases.case import Case, Geometry
