@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_bool, c_float, c_int32, c_int64, c_uint32, c_uint64
+from ctypes import c_bool, c_float, c_int32, c_int64, c_uint64
 
 KINDS = ("standard", "shuffled", "x_packed", "split_hnd", "split_nhd")
 
@@ -173,6 +174,48 @@ class SeqLensParams(ctypes.Structure):
         ("batch_size", c_int64),
         ("page_size", c_int32),
         ("seq_lens", c_uint64),
+        ("fault", c_uint64),
+    )
+
+
+class GatherTable(ctypes.Structure):
+    _fields_ = (
+        ("kv_indices", IndexArray),
+        ("kv_indptr", IndexArray),
+        ("starts", IndexArray),
+        ("out_indptr", IndexArray),
+        ("batch_size", c_int64),
+        ("rows", c_int64),
+        ("num_indices", c_int64),
+        ("num_pages", c_int64),
+        ("page_size", c_int32),
+    )
+
+
+class GatherSide(ctypes.Structure):
+    _fields_ = (
+        ("pool", c_uint64),
+        ("page_stride", c_int64),
+        ("head_stride", c_int64),
+        ("token_stride", c_int64),
+        ("out", c_uint64),
+        ("row_stride", c_int64),
+        ("row_head_stride", c_int64),
+        ("scale", c_float),
+    )
+
+
+class GatherParams(ctypes.Structure):
+    _fields_ = (
+        ("table", GatherTable),
+        ("k", GatherSide),
+        ("v", GatherSide),
+        ("layout", c_int32),
+        ("out", c_int32),
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+        ("element_bytes", c_int32),
+        ("fnuz", c_bool),
         ("fault", c_uint64),
     )
 

@@ -50,6 +50,13 @@ HOT = (
     Budget("kernels/page.cu", ("append_shuffled_kernel", "ILi2E", "RowKindE0"), 6, 5, 40, 40, 104, 17408, 8),
     Budget("kernels/page.cu", ("append_shuffled_kernel", "ILi4E", "RowKindE0"), 6, 5, 40, 40, 104, 17408, 0),
     Budget("kernels/page.cu", ("append_shuffled_kernel", "ILi1E"), 6, 5, 40, 40, 176, 17408, 16),
+    Budget("kernels/page.cu", ("append_kernel", "Vec16", "PoolLayoutE0"), 8, 8, 40, 24, vgprs=96, lds_bytes=4096),
+    Budget("kernels/page.cu", ("append_mla_kernel", "Vec16"), 4, 4, 40, 24, vgprs=96, lds_bytes=4096),
+    # The gathers share the sources of their rows in LDS. K and V of four rows, or eight vectors of either, in flight.
+    Budget("kernels/gather.cu", ("strided", "Vec16", "GatherOutE0"), 8, 8, 24, 12, vgprs=64, lds_bytes=1536),
+    Budget("kernels/gather.cu", ("strided", "Vec16", "GatherOutE1"), 8, 16, 24, 12, vgprs=80, lds_bytes=1536),
+    Budget("kernels/gather.cu", ("shuffled", "ILi2", "GatherOutE0ELb0"), 16, 16, 24, 12, vgprs=64, lds_bytes=4096),
+    Budget("kernels/gather.cu", ("shuffled", "ILi1", "GatherOutE1ELb0"), 16, 32, 24, 12, vgprs=80, lds_bytes=4096),
 )
 
 

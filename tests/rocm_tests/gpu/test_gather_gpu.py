@@ -133,7 +133,7 @@ def test_bad_metadata_is_skipped_and_reported() -> None:
         expected = gather_by_loop(here, ranges, kv_layout, outputs(ranges, 2, 32, torch.bfloat16))
         for at, name, value, lost in (
             (1, "kv_indices", UNUSED_PAGE_ID, range(16, 32)),
-            (1, "starts", 12, range(60, 60)),
+            (1, "starts", 20, range(52, 60)),
         ):
             metadata = dict(zip(("kv_indices", "kv_indptr", "starts", "out_indptr"), ranges.metadata(), strict=True))
             metadata[name] = metadata[name].clone()
