@@ -185,7 +185,8 @@ def plan_batch(
         max_q_lens=(max(queries[:d], default=0), max(queries[d:e], default=0), max(queries[e:], default=0)),
         total_q=qo[-1],
         total_pages=kv[-1],
-        chunks=_launches(words, chunks, d, extend_qo, budget if widen else None),
+        # A captured launch keeps its shape; on the host there are none, and what is read must be what was fetched.
+        chunks=_launches(words, chunks, d, extend_qo, budget if widen and pinned else None),
         words=words.joined(pinned),
     )
 
