@@ -195,14 +195,22 @@ class BatchPhaseAttentionWrapper:
         )
         integer(WRAPPER, "decode_threshold", decode_threshold, 1, INT32_MAX)
         self._check_metadata(qo_indptr, kv_indptr, kv_indices, kv_last_page_len)
-        host = _on_host(qo_indptr, kv_indptr, kv_last_page_len)
         row = 2 * num_kv_heads * head_dim * q_data_type.itemsize
         budget = self._workspace.numel() // row // page_size * page_size if window_left < 0 else None
         graph = self._use_cuda_graph
         launches = len(self._plan.chunks) if graph and self._plan is not None else None
-        pinned = self.device.type != "cpu"
+        qo, kv, last = _on_host(qo_indptr, kv_indptr, kv_last_page_len)
         plan = plan_batch(
-            *(WRAPPER, *host, page_size, decode_threshold, budget), widen=graph, launches=launches, pinned=pinned
+            WRAPPER,
+            qo,
+            kv,
+            last,
+            page_size,
+            decode_threshold,
+            budget,
+            widen=graph,
+            launches=launches,
+            pinned=self.device.type != "cpu",
         )
         if plan.total_pages > kv_indices.numel():
             fail(WRAPPER, "kv_indices", f"of the {plan.total_pages} entries that kv_indptr names", kv_indices.numel())

@@ -26,16 +26,27 @@ __device__ __forceinline__ void look_up(const GatherTable& table, int64_t row0, 
   }
 }
 
-// Four FP8 bytes as floats.
+// Four FP8 bytes as floats, times a scale. By way of fp16: a fifth of the instructions that a byte by itself takes.
 __device__ __forceinline__ void dequantise(unsigned bytes, bool fnuz, float scale, float (&values)[4]) {
+  const float factor = scale * fp8_halves_scale(fnuz);
+  const unsigned even = fp8_halves(bytes), odd = fp8_halves(bytes >> 8);
+  values[0] = half_value(even & 0xffffu) * factor;
+  values[1] = half_value(odd & 0xffffu) * factor;
+  values[2] = half_value(even >> 16) * factor;
+  values[3] = half_value(odd >> 16) * factor;
+  const unsigned nans = fp8_nans(bytes, fnuz);
+  if (nans != 0) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) values[j] = fp8_value(bytes >> (8 * j) & 0xffu, fnuz) * scale;
+    for (int j = 0; j < 4; ++j) {
+      if (nans >> (8 * j + 7) & 1u) values[j] = float_of_bits(0x7fc00000u);
+    }
+  }
 }
 
 template <GatherOut kOut>
 __device__ __forceinline__ unsigned rounded_pair(float low, float high) {
   if constexpr (kOut == GatherOut::kHalf) return half_bits(low) | half_bits(high) << 16;
-  return bf16_bits(low) | bf16_bits(high) << 16;
+  return byte_perm<0x7632>(bf16_above(low), bf16_above(high));
 }
 
 // Stores `kWords` words of a row, bytes of FP8 to be dequantised or anything to be copied. `kNarrow`: addresses are

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// Tensors to params for kernels/gather.h. Arguments were checked by the op. `fault` is int64[4] on the same device.
+// Tensors to params for kernels/gather.h. Arguments were checked by the op. `fnuz` says which FP8 flavour the
+// pool has, if it has one. `fault` is int64[4] on the same device.
 #include "kernels/gather.h"
 
 #include "shims/tensor.h"
@@ -38,7 +39,7 @@ GatherSide gather_side(const at::Tensor& cache, const at::Tensor& out, int64_t h
 
 void gather_paged_kv_shim(const at::Tensor& k_cache, const at::Tensor& v_cache, const at::Tensor& kv_indices,
                           const at::Tensor& kv_indptr, const at::Tensor& starts, const at::Tensor& out_indptr,
-                          c10::string_view layout, double k_scale, double v_scale, const at::Tensor& k_out,
+                          c10::string_view layout, bool fnuz, double k_scale, double v_scale, const at::Tensor& k_out,
                           const at::Tensor& v_out, const at::Tensor& fault) {
   const c10::DeviceGuard guard(k_cache.device());
   const bool shuffled = layout == "SHUFFLED", nhd = layout == "NHD";
@@ -60,7 +61,7 @@ void gather_paged_kv_shim(const at::Tensor& k_cache, const at::Tensor& v_cache, 
   p.num_heads = to_int32(k_out.size(1));
   p.head_dim = to_int32(k_out.size(2));
   p.element_bytes = to_int32(k_cache.element_size());
-  p.fnuz = k_cache.scalar_type() == at::kFloat8_e4m3fnuz;
+  p.fnuz = fnuz;
   p.fault = fault_of(fault);
   check_launch(gather_paged_kv(p, current_stream(k_cache)), "gather_paged_kv");
 }
@@ -71,7 +72,7 @@ void gather_paged_kv_shim(const at::Tensor& k_cache, const at::Tensor& v_cache, 
 TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
   m.def(
       "gather_paged_kv(Tensor k_cache, Tensor v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor starts, "
-      "Tensor out_indptr, str layout, float k_scale, float v_scale, Tensor(a!) k_out, Tensor(b!) v_out, "
+      "Tensor out_indptr, str layout, bool fnuz, float k_scale, float v_scale, Tensor(a!) k_out, Tensor(b!) v_out, "
       "Tensor(c!) fault) -> ()");
   m.impl("gather_paged_kv", c10::DispatchKey::CompositeExplicitAutograd, &fi::gather_paged_kv_shim);
 }

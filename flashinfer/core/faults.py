@@ -27,7 +27,7 @@ BATCH_INDEX_RANGE, POSITION_RANGE, PAGE_TABLE_SHORT, PAGE_ID_RANGE = 1, 2, 3, 4
 BLOCK_ID_RANGE, BLOCK_ID_TWICE, SOURCE_ID_RANGE = 5, 6, 7
 INDPTR_ORDER, APPEND_INDPTR_ORDER, SEQ_LEN_SHORT, SEQ_LEN_RANGE = 8, 9, 10, 11
 QO_INDPTR_RANGE, LAST_PAGE_RANGE, KV_INDPTR_RANGE = 12, 13, 14
-OUT_INDPTR_ORDER, OUT_SHORT, TOKEN_RANGE = 12, 13, 14
+OUT_INDPTR_ORDER, OUT_SHORT, TOKEN_RANGE = 20, 21, 22
 
 # Mirrors the kOp constants of csrc_rocm.
 _OPS = {
@@ -36,10 +36,10 @@ _OPS = {
     3: "convert_kv_pages",
     4: "get_batch_indices_positions",
     5: "get_seq_lens",
+    6: "gather_paged_kv",
     # Of flashinfer/backends/triton.
     16: "paged_attention",
     17: "ragged_attention",
-    6: "gather_paged_kv",
 }
 _SENTENCES = {
     BATCH_INDEX_RANGE: "batch_indices[{where}] must be below the {bound} requests of kv_indptr, got {value}",

@@ -30,9 +30,9 @@ enum FaultCode : int64_t {
   kAppendIndptrOrder = 9,  // append_indptr negative or decreasing
   kSeqLenShort = 10,       // sequence shorter than what is appended to it
   kSeqLenRange = 11,       // sequence length beyond int32
-  kOutIndptrOrder = 12,    // out_indptr negative or decreasing
-  kOutShort = 13,          // out_indptr points past the end of the output
-  kTokenRange = 14,        // token beyond its request's pages, or negative
+  kOutIndptrOrder = 20,    // out_indptr negative or decreasing
+  kOutShort = 21,          // out_indptr points past the end of the output
+  kTokenRange = 22,        // token beyond its request's pages, or negative
 };
 
 struct Fault {

@@ -81,31 +81,32 @@ FI_HOST_DEVICE uint32_t recode_word(Recode mode, uint32_t w) {
   }
 }
 
-FI_HOST_DEVICE float float_of_bits(uint32_t bits) {
-  float f;
-  std::memcpy(&f, &bits, sizeof f);
-  return f;
-}
-
-FI_HOST_DEVICE uint32_t bits_of_float(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, sizeof bits);
-  return bits;
-}
-
-// Value of one byte. Exponent and mantissa are moved to where a float has them, subnormals included, and a product with
-// a power of two makes up for the other bias.
+// Value of one byte, without arithmetic on subnormal floats, which some modes flush to zero.
 FI_HOST_DEVICE float fp8_value(uint32_t byte, bool fnuz) {
-  const uint32_t moved = (byte & 0x7fu) << 20 | (byte & 0x80u) << 24;
-  const bool nan = fnuz ? byte == 0x80u : (byte & 0x7fu) == 0x7fu;
-  return float_of_bits(nan ? 0x7fc00000u : moved) * (fnuz ? 0x1p119f : 0x1p120f);
+  const uint32_t magnitude = byte & 0x7fu;
+  const bool nan = fnuz ? byte == 0x80u : magnitude == 0x7fu;
+  const float normal = float_of_bits((magnitude << 20) + 0x3c000000u);
+  const float value = magnitude < 8u ? static_cast<float>(magnitude) * 0x1p-9f : normal;
+  const float signed_value = float_of_bits(float_bits(fnuz ? value * 0.5f : value) | (byte & 0x80u) << 24);
+  return nan ? float_of_bits(0x7fc00000u) : signed_value;
 }
 
-// Bits of a float rounded to bfloat16, to nearest even; every NaN becomes the positive quiet one.
-FI_HOST_DEVICE uint32_t bf16_bits(float f) {
-  const uint32_t bits = bits_of_float(f);
-  return f != f ? 0x7fc0u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+// The bytes of a word that are NaN, at bit 7 of each.
+FI_HOST_DEVICE uint32_t fp8_nans(uint32_t w, bool fnuz) {
+  return fnuz ? w & 0x80808080u & ~bytes_nonzero(w) : bytes_full(w);
 }
+
+// Bytes 0 and 2 of a word as two fp16, each smaller than its value by a power of two: exponent and mantissa have the
+// same place beside each other there, and subnormals are subnormal.
+FI_HOST_DEVICE uint32_t fp8_halves(uint32_t w) { return (w & 0x00800080u) << 8 | (w & 0x007f007fu) << 7; }
+FI_HOST_DEVICE float fp8_halves_scale(bool fnuz) { return fnuz ? 0x1p7f : 0x1p8f; }
+
+// A float whose upper half, after rounding to nearest even, is its bfloat16. NaN must be one with low bits of zero.
+FI_HOST_DEVICE uint32_t bf16_above(float f) {
+  const uint32_t bits = float_bits(f);
+  return bits + 0x7fffu + (bits >> 16 & 1u);
+}
+FI_HOST_DEVICE uint32_t bf16_bits(float f) { return bf16_above(f) >> 16; }
 
 FI_HOST_DEVICE uint8_t recode_byte(Recode mode, uint8_t b) { return static_cast<uint8_t>(recode_word(mode, b)); }
 

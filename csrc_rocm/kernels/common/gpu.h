@@ -87,6 +87,17 @@ __device__ __forceinline__ unsigned half_bits(float f) {
 #endif
 }
 
+// Value of an fp16, subnormals included.
+__device__ __forceinline__ float half_value(unsigned bits) {
+#if FI_GPU_HIP
+  return static_cast<float>(__builtin_bit_cast(_Float16, static_cast<unsigned short>(bits)));
+#else
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(static_cast<unsigned short>(bits)));
+  return f;
+#endif
+}
+
 // Zero that the compiler cannot see through: keeps address arithmetic inside a loop, where hoisting it would cost more
 // registers than the data.
 __device__ __forceinline__ int opaque_zero() {

@@ -24,7 +24,9 @@ struct Quantizer {
 };
 
 // Bytes of a row to a byte of the cache.
-FI_HOST_DEVICE constexpr int row_ratio(RowKind kind) { return kind == RowKind::kAsIs ? 1 : kind == RowKind::kFloat ? 4 : 2; }
+FI_HOST_DEVICE constexpr int row_ratio(RowKind kind) {
+  return kind == RowKind::kAsIs ? 1 : kind == RowKind::kFloat ? 4 : 2;
+}
 
 FI_HOST_DEVICE float float_of_half(uint32_t half) {
 #if defined(__HIP_DEVICE_COMPILE__)

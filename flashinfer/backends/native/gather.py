@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer.core import faults
+from flashinfer.core.dtypes import FNUZ
 from flashinfer.jit.load import load_module
 from flashinfer.jit.spec import JitSpec
 from flashinfer.jit.toolchain import why_not_device
@@ -38,7 +39,9 @@ def gather_paged_kv(
     v_out: torch.Tensor,
 ) -> None:
     fault = faults.words(k_cache.device)
+    fnuz = k_cache.dtype == FNUZ
     load_module(SPEC, k_cache.device).gather_paged_kv(
-        k_cache, v_cache, kv_indices, kv_indptr, starts, out_indptr, kv_layout, k_scale, v_scale, k_out, v_out, fault
+        *(k_cache, v_cache, kv_indices, kv_indptr, starts, out_indptr, kv_layout, fnuz, k_scale, v_scale),
+        *(k_out, v_out, fault),
     )
     faults.settle(fault)
