@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from flashinfer.page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
     from flashinfer.page import get_batch_indices_positions as get_batch_indices_positions
     from flashinfer.page import get_seq_lens as get_seq_lens
+    from flashinfer.phase_attention import BatchPhaseAttentionWrapper as BatchPhaseAttentionWrapper
+    from flashinfer.phases import reorder_batch as reorder_batch
+    from flashinfer.phases import split_phases as split_phases
     from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper as BatchPrefillWithPagedKVCacheWrapper
     from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper as BatchPrefillWithRaggedKVCacheWrapper
     from flashinfer.prefill import single_prefill_with_kv_cache as single_prefill_with_kv_cache
     from flashinfer.preparation import warmup as warmup
-    from flashinfer.phase_attention import BatchPhaseAttentionWrapper as BatchPhaseAttentionWrapper
-    from flashinfer.phases import reorder_batch as reorder_batch
-    from flashinfer.phases import split_phases as split_phases
     from flashinfer.selection import explain as explain
     from flashinfer.unsupported import (
         nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,  # noqa: E501

@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_words(char* to, const unsigned (&words)[kW
     for (int w = 0; w < kWords; ++w) {
       float f[4];
       dequantise(words[w], fnuz, scale, f);
-      const unsigned bits[4] = {bits_of_float(f[0]), bits_of_float(f[1]), bits_of_float(f[2]), bits_of_float(f[3])};
+      const unsigned bits[4] = {float_bits(f[0]), float_bits(f[1]), float_bits(f[2]), float_bits(f[3])};
       store_words<GatherOut::kCopy, 4, kNarrow>(to + w * 16, bits, fnuz, scale);
     }
   } else {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_words(char* to, const unsigned (&words)[kW
 template <GatherOut kOut>
 __device__ __forceinline__ void store_byte(char* to, unsigned char byte, bool fnuz, float scale) {
   const float value = fp8_value(byte, fnuz) * scale;
-  if constexpr (kOut == GatherOut::kFloat) store_vec(to, bits_of_float(value));
+  if constexpr (kOut == GatherOut::kFloat) store_vec(to, float_bits(value));
   if constexpr (kOut == GatherOut::kHalf) store_vec(to, static_cast<unsigned short>(half_bits(value)));
   if constexpr (kOut == GatherOut::kBf16) store_vec(to, static_cast<unsigned short>(bf16_bits(value)));
 }

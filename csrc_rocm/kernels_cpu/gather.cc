@@ -27,14 +27,14 @@ bool find_rows(const GatherParams& p, std::vector<GatherRow>& found) {
 
 // A float rounded to fp16, to nearest even.
 uint16_t half_bits(float f) {
-  const uint32_t bits = bits_of_float(f), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const uint32_t bits = float_bits(f), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
   uint32_t half;
   if (magnitude > 0x7f800000u) {
     half = 0x7e00u;
   } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
     half = 0x7c00u;
   } else if (magnitude < 0x38800000u) {  // below 2^-14 in units of 2^-24: adding 1/2 leaves the units in the low bits
-    half = bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3f000000u;
+    half = float_bits(float_of_bits(magnitude) + 0.5f) - 0x3f000000u;
   } else {
     half = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
   }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_bool, c_float, c_int32, c_int64, c_uint32, c_uint64
-from ctypes import c_bool, c_float, c_int32, c_int64, c_uint64
 
 KINDS = ("standard", "shuffled", "x_packed", "split_hnd", "split_nhd")
 
