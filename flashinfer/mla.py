@@ -29,6 +29,10 @@ def mla_kv_view(ckv_cache: torch.Tensor, kpe_cache: torch.Tensor) -> torch.Tenso
     -------
     torch.Tensor or None
         `[pages, page_size, ckv_dim + kpe_dim]` on the memory of both.
+
+    Notes
+    -----
+    To be called outside of `torch.compile`, which takes no operator that returns a view of its arguments.
     """
     return mla_plan.mla_kv_view(ckv_cache, kpe_cache)
 
@@ -99,6 +103,7 @@ def mla_paged_attention(
     ops.mla_paged_attention(
         *(q_nope, q_pe, ckv_cache, kpe_cache, qo_indptr, kv_indptr, kv_indices, kv_len_arr),
         *(causal, float(sm_scale), float(ckv_scale), float(kpe_scale), needs_lse),
+        *(0, False),
         *(None, 0, 0, None),
         *(out, lse),
         backend=backend,

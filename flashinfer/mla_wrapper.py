@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 import torch
 
 from flashinfer.core import mla_plan
+from flashinfer.core.aiter_install import find_aiter
 from flashinfer.core.checks import INDEX_DTYPES, describe, fail, refuse_extras
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.core.mla_plan import HostPlan, Shape
@@ -48,6 +50,13 @@ class _Planned:
     kv_dtype: torch.dtype
 
 
+def _queries(host: HostPlan, causal: bool) -> tuple[int, bool]:
+    """The longest query and whether all are as long; 0 where some of several queries see no key."""
+    if causal and host.max_q_len > 1 and host.has_unseen:
+        return 0, False
+    return host.max_q_len, host.is_uniform
+
+
 class _CachedModule:
     """What FlashInfer's wrappers keep a compiled module in: engines call its `plan` in place of the wrapper's."""
 
@@ -67,7 +76,7 @@ class _CachedModule:
         causal: bool,
     ) -> None:
         """Cut a batch anew; everything that a captured graph reads is in the wrapper's int workspace."""
-        self._wrapper._cut(mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr), num_heads, causal)
+        self._wrapper._plan_again(mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr), num_heads, causal)
 
 
 class BatchMLAPagedAttentionWrapper:
@@ -125,7 +134,8 @@ class BatchMLAPagedAttentionWrapper:
         self._shape: Shape | None = None
         self._host: HostPlan | None = None
         self._views: tuple[torch.Tensor, ...] = ()
-        self._causal, self._page_size, self._sm_scale = False, 0, 0.0
+        self._queries = 0, False
+        self._sm_scale = 0.0
 
     def _check_buffers(self, buffers: dict[str, torch.Tensor | None]) -> None:
         for name, buffer in buffers.items():
@@ -242,11 +252,10 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
         )
         planned = _Planned(num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, q_data_type, kv_data_type)
         indices = self._check_metadata(qo_indptr, kv_indptr, kv_indices, kv_len_arr, planned)
-        host = mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr)
-        longest = 1 if self._use_cuda_graph and self._shape is not None else mla_plan.longest_query(host)
-        self._begin(planned, longest, kv_len_arr.numel())
-        self._page_size, self._sm_scale = page_size, float(sm_scale)
-        self._cut(host, num_heads, causal, indices=kv_indices.numel())
+        if self._use_cuda_graph and self._planned is not None and planned != self._planned:
+            fail(WRAPPER, "plan's arguments", f"those of the graph's first plan, {self._planned}", planned)
+        host = self._cut(mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr), planned, kv_indices.numel())
+        self._take(host, planned, float(sm_scale))
         self._keep_metadata(indices)
 
     def _check_metadata(
@@ -281,28 +290,38 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
             )
         return kv_indices.to(self.device, torch.int32, non_blocking=True)
 
-    def _begin(self, planned: _Planned, longest: int, batch: int) -> None:
-        """Fix how batches are cut. A graph's kernels were compiled and launched for the first plan's answer."""
-        if self._use_cuda_graph and self._planned is not None:
-            if planned != self._planned:
-                fail(WRAPPER, "plan's arguments", f"those of the graph's first plan, {self._planned}", planned)
-            return
-        shape = Shape.of(planned.heads, longest, self.device)
-        need = 4 * shape.scratch_elements(planned.head_dim_ckv)
-        have = self._float_workspace_buffer.numel() * self._float_workspace_buffer.element_size()
-        if have < need:
-            fail(WRAPPER, "float_workspace_buffer", f"of at least {need} bytes for this plan", have)
-        self._planned, self._shape = planned, shape
-
-    def _cut(self, metadata: torch.Tensor, heads: int, causal: bool, indices: int | None = None) -> None:
-        """Cut a batch and queue its copy to the int workspace."""
-        shape = self._shape
-        if shape is None:
-            raise NotPlannedError(f"{WRAPPER}: plan() must be called once before its planner")
-        pinned = self.device.type == "cuda"
-        host = mla_plan.plan(metadata, heads, self._page_size, causal, shape, pinned=pinned, op=WRAPPER)
+    def _cut(self, metadata: torch.Tensor, planned: _Planned, indices: int | None) -> HostPlan:
+        """Check a batch and cut it. A graph's kernels were compiled and launched for the first plan's shape."""
+        shape = self._shape if self._use_cuda_graph else None
+        shapes = mla_plan.shapes_for(planned.heads, self.device) if shape is None else (shape,)
+        host = mla_plan.plan(
+            *(metadata, planned.heads, planned.page_size, planned.causal, shapes),
+            pinned=self.device.type == "cuda",
+            op=WRAPPER,
+        )
         if indices is not None:
             mla_plan.require(host.total_q, host.total_pages, host.total_q, indices, WRAPPER)
+        return host
+
+    def _plan_again(self, metadata: torch.Tensor, heads: int, causal: bool) -> None:
+        """Another batch of the kind that was planned."""
+        planned = self._planned
+        if planned is None:
+            raise NotPlannedError(f"{WRAPPER}: plan() must be called once before its planner")
+        planned = dataclasses.replace(planned, heads=heads, causal=causal)
+        self._take(self._cut(metadata, planned, None), planned, self._sm_scale)
+
+    def _take(self, host: HostPlan, planned: _Planned, sm_scale: float) -> None:
+        """Make a plan the present one, and queue its copy to the int workspace."""
+        queries = _queries(host, planned.causal)
+        if self._use_cuda_graph and self._planned is not None:
+            self._keep_queries(queries)
+            queries = self._queries
+        else:
+            need = 4 * host.shape.scratch_elements(planned.head_dim_ckv)
+            have = self._float_workspace_buffer.numel() * self._float_workspace_buffer.element_size()
+            if have < need:
+                fail(WRAPPER, "float_workspace_buffer", f"of at least {need} bytes for this plan", have)
         if 4 * host.words.numel() > self._int_workspace_buffer.numel():
             if self._use_cuda_graph:
                 bytes_ = self._int_workspace_buffer.numel()
@@ -312,8 +331,24 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
             )
         words = self._int_workspace_buffer.view(torch.int32)
         words[: host.words.numel()].copy_(host.words, non_blocking=True)
-        self._host, self._causal = host, causal
+        self._planned, self._shape, self._queries, self._sm_scale = planned, host.shape, queries, sm_scale
+        self._host = host
         self._views = host.split(words)
+
+    def _keep_queries(self, queries: tuple[int, bool]) -> None:
+        """AITER's kernels are captured for one query length, ours for all."""
+        if (
+            self._queries[0]
+            and queries != self._queries
+            and (self._backend == "aiter" or (self._backend in AUTO_NAMES and find_aiter() is not None))
+        ):
+            fail(
+                WRAPPER,
+                "the queries of a graph's plans",
+                f"as in the first, at most {self._queries[0]} a request",
+                f"at most {queries[0]}, or other numbers of them",
+                "pad the batch, or choose backend='triton'",
+            )
 
     def _keep_metadata(self, indices: torch.Tensor) -> None:
         """Fill a graph's buffers; without a graph, point to what the plan holds."""
@@ -409,7 +444,8 @@ skip_softmax_threshold_scale_factor, bmm1_scale, bmm2_scale
         qo_indptr, kv_indptr, lens, _, schedule = self._views
         ops.mla_paged_attention(
             *(q_nope, q_pe, ckv_cache, kpe_cache, qo_indptr, kv_indptr, indices, lens),
-            *(self._causal, self._sm_scale, float(ckv_scale or 1.0), float(kpe_scale or 1.0), needs_lse),
+            *(planned.causal, self._sm_scale, float(ckv_scale or 1.0), float(kpe_scale or 1.0), needs_lse),
+            *self._queries,
             *(schedule, shape.rows_per_item, shape.workers, self._scratch(shape, planned)),
             *(out, lse),
             backend="auto" if self._backend in AUTO_NAMES else self._backend,
@@ -446,3 +482,7 @@ skip_softmax_threshold_scale_factor, bmm1_scale, bmm2_scale
         # A captured graph's planner may have been called since; the graph itself fixes the rows.
         if not self._use_cuda_graph and self._host is not None and q_nope.size(0) != self._host.total_q:
             fail(WRAPPER, "q_nope", f"of {self._host.total_q} rows as planned", q_nope.size(0))
+
+
+# For `flashinfer.explain(wrapper.run, ...)`.
+BatchMLAPagedAttentionWrapper.run.__dict__["explained_as"] = mla_plan.OP

@@ -27,7 +27,7 @@ def find_op(op: str | Op | Callable[..., Any]) -> Op:
         importlib.import_module(f"flashinfer.ops.{module.name}")
     if isinstance(op, Op):
         return op
-    name = op if isinstance(op, str) else getattr(op, "__name__", None)
+    name = op if isinstance(op, str) else getattr(op, "explained_as", getattr(op, "__name__", None))
     if name is None:
         fail("explain", "op", f"one of {sorted(OPS)}, or a function of that name", f"a {type(op).__name__}")
     if name not in OPS:
@@ -41,7 +41,8 @@ def explain(op: str | Callable[..., Any], /, *args: Any, backend: str = "auto", 
     Parameters
     ----------
     op
-        A public function such as `flashinfer.append_paged_kv_cache`, or the name of an op.
+        A public function such as `flashinfer.append_paged_kv_cache`, the `run` of a planned wrapper, or the name of an
+        op.
     args, kwargs
         What the public function would be given; for a name, the op's arguments as its schema lists them.
     backend
@@ -67,9 +68,14 @@ def explain(op: str | Callable[..., Any], /, *args: Any, backend: str = "auto", 
         values = list(_bound(found, schema, args, kwargs).arguments.values())
         found.check_call(values)
         return found.reasons(values, backend)
-    _bound(found, inspect.signature(op), args, {**kwargs, "backend": backend})
+    signature = inspect.signature(op)
+    if "backend" in signature.parameters:
+        kwargs = {**kwargs, "backend": backend}
+    elif backend != "auto":
+        fail("explain", "backend", "left out for a planned call, whose wrapper was made for one", repr(backend))
+    _bound(found, signature, args, kwargs)
     with found.asked_only() as answers:
-        op(*args, backend=backend, **kwargs)
+        op(*args, **kwargs)
     if not answers:
         fail("explain", "arguments", f"those of a call with something to do for {found.name}", "one that has nothing")
     return answers

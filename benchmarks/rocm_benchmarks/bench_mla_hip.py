@@ -10,8 +10,8 @@ Cold cache, random pages, bf16, 512 + 64 wide. Modes:
   plan   host time of `plan()` with metadata on the device and on the host, of `run()`, and of `mla_kv_view()`
   pool   `run()` at a fixed batch of 8 x 1024 tokens while the pool around it grows: the time must not
 
-Bytes are those that the path at hand moves: queries, keys and values once, results; with --separate on a backend that
-reads combined rows, the copy of the pool as well.
+Bytes are those that the chosen path moves: queries, keys and values once, results; with --separate on a backend that
+reads combined rows, the copy of the batch's rows as well.
 
   python benchmarks/rocm_benchmarks/bench_mla_hip.py --mode attn --heads 16 128 --batch 8 32 --kv-len 8192 32768
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import sys
@@ -37,7 +38,7 @@ SM_SCALE = 192**-0.5
 MODES = ("attn", "cat", "plan", "pool")
 READ_BAR, COMPUTE_BAR, PLAN_BAR_US, VIEW_BAR_US, POOL_BAR, PAGE_BAR = 1.15, 2.2, 90.0, 2.0, 1.03, 1.05
 POOL_GB = (0.01, 0.28, 1.12, 4.5)
-# Backends whose kernels read ckv and kpe as one row: separate caches cost them a copy of the pool.
+# Backends whose kernels read ckv and kpe as one row: separate caches cost them a copy of the batch's rows.
 COMBINED = ("aiter",)
 
 
@@ -89,11 +90,17 @@ class Step:
     def run(self, _: object = None) -> None:
         self.wrapper.run(self.q[..., :CKV], self.q[..., CKV:], *self.caches, out=self.out)
 
-    def bytes_moved(self, backend: str) -> int:
-        case = self.case
-        attention = case.batch * case.kv_len * ROW_BYTES + self.q.nbytes + self.out.nbytes
-        copy = 2 * sum(c.nbytes for c in self.caches) if case.separate and backend in COMBINED else 0
-        return attention + copy
+    @functools.cached_property
+    def chosen(self) -> str:
+        """The backend that takes the call."""
+        q = self.q[..., :CKV], self.q[..., CKV:]
+        answers = flashinfer.explain(self.wrapper.run, *q, *self.caches, out=self.out)
+        return next(name for name, reason in answers.items() if reason is None)
+
+    def bytes_moved(self) -> int:
+        rows = self.case.batch * self.case.kv_len * ROW_BYTES
+        copy = 2 * rows if self.case.separate and self.chosen in COMBINED else 0
+        return rows + self.q.nbytes + self.out.nbytes + copy
 
 
 def filled(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
@@ -184,8 +191,14 @@ def attn(cases: Sequence[Case], report: Report) -> None:
         times_floor = timing.median_us / floors[key]
         share = timing.median_us / max(floors[key], compute)
         text = f"{times_floor:5.2f} x read floor  {flops / timing.median_us * 1e-6:6.1f} TFLOP/s"
-        extra = {"read_floor_us": floors[key], "times_floor": times_floor, "matmul_us": compute, "times_bound": share}
-        report.record("attn", case, timing, step.bytes_moved(report.backend), text, **extra)
+        extra: dict[str, float | str] = {
+            "chosen": step.chosen,
+            "read_floor_us": floors[key],
+            "times_floor": times_floor,
+            "matmul_us": compute,
+            "times_bound": share,
+        }
+        report.record("attn", case, timing, step.bytes_moved(), text, **extra)
         if case.page_size == 1 and case.heads < 64 and case.batch >= 32:
             report.bar(f"mla {case.name}, times the read floor", times_floor, READ_BAR)
         if case.page_size == 1 and case.heads >= 64 and case.batch >= 32:
@@ -238,7 +251,7 @@ def pool(cases: Sequence[Case], report: Report) -> None:
             step = Step(case, report.device, report.backend)
             timing = timed(step.run, report.device)
             times.append(timing.median_us)
-            report.record("pool", case, timing, step.bytes_moved(report.backend), f"pool {size} GB", pool_gb=size)
+            report.record("pool", case, timing, step.bytes_moved(), f"pool {size} GB", pool_gb=size)
         report.bar(f"mla pool, heads {heads} page {page_size}, slowest over fastest", max(times) / min(times), POOL_BAR)
 
 

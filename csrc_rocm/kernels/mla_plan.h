@@ -38,6 +38,15 @@ struct MlaPlanReport {
   int64_t total_kv;
   int64_t total_q;
   int64_t total_pages;
+  int64_t shape;   // which of the shapes the batch is cut for
+  int64_t unseen;  // requests with more queries than keys
+};
+
+// How to cut batches whose requests have at most `most_rows` rows.
+struct MlaPlanShape {
+  int64_t most_rows;
+  int64_t rows_per_item;
+  int64_t workers;
 };
 
 struct MlaPlanParams {
@@ -48,16 +57,13 @@ struct MlaPlanParams {
   int64_t heads;
   int64_t page_size;
   bool causal;
-  int64_t rows_per_item;
-  int64_t workers;
+  const MlaPlanShape* shapes;  // by most_rows; the last takes every batch
+  int64_t num_shapes;
   int32_t* last_page_len;  // [batch]
   int32_t* schedule;
   int64_t capacity;  // words
   MlaPlanReport* report;
 };
-
-// Needs the metadata only; the report says `max_q_len`, and nothing of faults.
-void measure_mla(const MlaPlanParams& params);
 
 void plan_mla(const MlaPlanParams& params);
 

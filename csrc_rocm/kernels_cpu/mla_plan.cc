@@ -18,7 +18,11 @@ constexpr int64_t kMergeWords = 5;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool refuse(MlaPlanReport* report, int64_t fault, int64_t where, int64_t value, int64_t bound) {
-  *report = MlaPlanReport{fault, where, value, bound, 0, 0, 0, 0, 0, 0};
+  *report = MlaPlanReport{};
+  report->fault = fault;
+  report->where = where;
+  report->value = value;
+  report->bound = bound;
   return false;
 }
 
@@ -38,30 +42,33 @@ bool check(const MlaPlanParams& p) {
 }
 
 // Keys that the rows [first, first + rows_per_item) of request b need.
-int64_t keys_of(const MlaPlanParams& p, int64_t b, int64_t first) {
+int64_t keys_of(const MlaPlanParams& p, const MlaPlanShape& shape, int64_t b, int64_t first) {
   const int64_t length = p.kv_len[b], q_len = p.qo_indptr[b + 1] - p.qo_indptr[b];
   if (!p.causal) return length;
-  const int64_t last_token = std::min(q_len, ceil_div(first + p.rows_per_item, p.heads)) - 1;
+  const int64_t last_token = std::min(q_len, ceil_div(first + shape.rows_per_item, p.heads)) - 1;
   return std::clamp<int64_t>(length - q_len + last_token + 1, 0, length);
 }
 
 template <typename Visit>
-void for_each_block(const MlaPlanParams& p, Visit visit) {
+void for_each_block(const MlaPlanParams& p, const MlaPlanShape& shape, Visit visit) {
   for (int64_t b = 0; b < p.batch; ++b) {
     const int64_t rows = int64_t{p.qo_indptr[b + 1] - p.qo_indptr[b]} * p.heads;
-    for (int64_t first = 0; first < rows; first += p.rows_per_item) visit(b, first, keys_of(p, b, first));
+    for (int64_t first = 0; first < rows; first += shape.rows_per_item) {
+      visit(b, first, keys_of(p, shape, b, first));
+    }
   }
 }
 
 class Cutter {
  public:
-  Cutter(const MlaPlanParams& p, int64_t budget)
+  Cutter(const MlaPlanParams& p, int64_t workers, int64_t budget)
       : p_(p),
+        workers_(workers),
         budget_(budget),
         left_(budget),
-        merges_(p.schedule + p.workers + 1),
-        items_(merges_ + kMergeWords * p.workers) {
-    std::memset(p.schedule, 0, sizeof(int32_t) * static_cast<size_t>(p.workers + 1 + kMergeWords * p.workers));
+        merges_(p.schedule + workers + 1),
+        items_(merges_ + kMergeWords * workers) {
+    std::memset(p.schedule, 0, sizeof(int32_t) * static_cast<size_t>(workers + 1 + kMergeWords * workers));
   }
 
   // Returns false if the schedule is full.
@@ -70,7 +77,7 @@ class Cutter {
     const int64_t first_slot = slots_;
     for (bool done = false; !done;) {
       // The last worker takes all that is left, and nobody begins an item for less than it costs.
-      const bool last = worker_ + 1 == p_.workers;
+      const bool last = worker_ + 1 == workers_;
       if (!last && left_ <= kItemCost) {
         next_worker();
         continue;
@@ -95,7 +102,7 @@ class Cutter {
   }
 
   void finish() {
-    while (worker_ < p_.workers) next_worker();
+    while (worker_ < workers_) next_worker();
     p_.report->words = items_ - p_.schedule + kItemWords * num_items_;
     p_.report->slots = slots_;
   }
@@ -118,7 +125,7 @@ class Cutter {
   }
 
   const MlaPlanParams& p_;
-  const int64_t budget_;
+  const int64_t workers_, budget_;
   int64_t left_, worker_ = 0, num_items_ = 0, num_merges_ = 0, slots_ = 0;
   int32_t* const merges_;
   int32_t* const items_;
@@ -126,42 +133,46 @@ class Cutter {
 
 }  // namespace
 
-void measure_mla(const MlaPlanParams& p) {
-  *p.report = MlaPlanReport{};
-  for (int64_t b = 0; b < p.batch; ++b) {
-    p.report->max_q_len = std::max(p.report->max_q_len, int64_t{p.qo_indptr[b + 1]} - p.qo_indptr[b]);
-  }
-}
-
 void plan_mla(const MlaPlanParams& p) {
   *p.report = MlaPlanReport{};
   if (!check(p)) return;
-  const int64_t fixed = p.workers + 1 + kMergeWords * p.workers;
+  int64_t max_q_len = 0, unseen = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t q_len = int64_t{p.qo_indptr[b + 1]} - p.qo_indptr[b];
+    max_q_len = std::max(max_q_len, q_len);
+    unseen += q_len > p.kv_len[b] ? 1 : 0;
+  }
+  int64_t index = 0;
+  while (index + 1 < p.num_shapes && p.heads * max_q_len > p.shapes[index].most_rows) ++index;
+  const MlaPlanShape& shape = p.shapes[index];
+  const int64_t fixed = shape.workers + 1 + kMergeWords * shape.workers;
   if (p.capacity < fixed) {
     refuse(p.report, kMlaPlanShort, 0, p.capacity, fixed);
     return;
   }
   int64_t units = 0, blocks = 0;
-  for_each_block(p, [&](int64_t, int64_t, int64_t keys) {
+  for_each_block(p, shape, [&](int64_t, int64_t, int64_t keys) {
     units += ceil_div(keys, kUnit);
     ++blocks;
   });
   // Each worker may begin with the rest of a cut item, which costs as much as an item.
-  const int64_t budget = ceil_div(units + kItemCost * (blocks + p.workers), p.workers);
-  Cutter cutter(p, std::max(budget, kItemCost + 1));
+  const int64_t budget = ceil_div(units + kItemCost * (blocks + shape.workers), shape.workers);
+  Cutter cutter(p, shape.workers, std::max(budget, kItemCost + 1));
   bool fits = true;
-  for_each_block(p, [&](int64_t b, int64_t first, int64_t keys) { fits = fits && cutter.add(b, first, keys); });
+  for_each_block(p, shape, [&](int64_t b, int64_t first, int64_t keys) { fits = fits && cutter.add(b, first, keys); });
   if (!fits) {
-    refuse(p.report, kMlaPlanShort, 0, p.capacity, fixed + kItemWords * (blocks + 2 * p.workers));
+    refuse(p.report, kMlaPlanShort, 0, p.capacity, fixed + kItemWords * (blocks + 2 * shape.workers));
     return;
   }
   cutter.finish();
+  p.report->shape = index;
+  p.report->unseen = unseen;
+  p.report->max_q_len = max_q_len;
   p.report->total_q = p.qo_indptr[p.batch];
   p.report->total_pages = p.kv_indptr[p.batch];
   for (int64_t b = 0; b < p.batch; ++b) {
     const int64_t pages = p.kv_indptr[b + 1] - p.kv_indptr[b];
     p.last_page_len[b] = pages > 0 ? int32_t(p.kv_len[b] - (pages - 1) * p.page_size) : 0;
-    p.report->max_q_len = std::max(p.report->max_q_len, int64_t{p.qo_indptr[b + 1] - p.qo_indptr[b]});
     p.report->total_kv += p.kv_len[b];
   }
 }

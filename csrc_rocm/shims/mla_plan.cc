@@ -28,21 +28,20 @@ MlaPlanParams params_of(const at::Tensor& metadata, const at::Tensor& report) {
   return p;
 }
 
-void mla_measure_shim(const at::Tensor& metadata, const at::Tensor& report) {
-  measure_mla(params_of(metadata, report));
-}
-
-// `plan` gets the metadata, the lengths of last pages, and from word `schedule_at` on the schedule.
-void mla_plan_shim(const at::Tensor& metadata, int64_t heads, int64_t page_size, bool causal, int64_t rows_per_item,
-                   int64_t workers, int64_t schedule_at, const at::Tensor& plan, const at::Tensor& report) {
+// `shapes` are MlaPlanShapes; `plan` gets the metadata, the lengths of last pages, and from word `schedule_at` on the
+// schedule.
+void mla_plan_shim(const at::Tensor& metadata, int64_t heads, int64_t page_size, bool causal, at::IntArrayRef shapes,
+                   int64_t schedule_at, const at::Tensor& plan, const at::Tensor& report) {
   MlaPlanParams p = params_of(metadata, report);
-  require(is_host_int32(plan) && heads > 0 && page_size > 0 && rows_per_item > 0 && workers > 0);
+  require(is_host_int32(plan) && heads > 0 && page_size > 0);
+  require(!shapes.empty() && shapes.size() % 3 == 0);
+  for (const int64_t n : shapes) require(n > 0);
   require(schedule_at >= metadata.numel() + p.batch && plan.numel() >= schedule_at);
   p.heads = heads;
   p.page_size = page_size;
   p.causal = causal;
-  p.rows_per_item = rows_per_item;
-  p.workers = workers;
+  p.shapes = reinterpret_cast<const MlaPlanShape*>(shapes.data());
+  p.num_shapes = int64_t(shapes.size() / 3);
   auto* words = plan.mutable_data_ptr<int32_t>();
   std::memcpy(words, p.qo_indptr, static_cast<size_t>(metadata.numel()) * sizeof(int32_t));
   p.last_page_len = words + metadata.numel();
@@ -55,10 +54,8 @@ void mla_plan_shim(const at::Tensor& metadata, int64_t heads, int64_t page_size,
 }  // namespace fi
 
 TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
-  m.def("mla_measure(Tensor metadata, Tensor(a!) report) -> ()");
-  m.impl("mla_measure", c10::DispatchKey::CompositeExplicitAutograd, &fi::mla_measure_shim);
   m.def(
-      "mla_plan(Tensor metadata, int heads, int page_size, bool causal, int rows_per_item, int workers, "
-      "int schedule_at, Tensor(a!) plan, Tensor(b!) report) -> ()");
+      "mla_plan(Tensor metadata, int heads, int page_size, bool causal, int[] shapes, int schedule_at, "
+      "Tensor(a!) plan, Tensor(b!) report) -> ()");
   m.impl("mla_plan", c10::DispatchKey::CompositeExplicitAutograd, &fi::mla_plan_shim);
 }

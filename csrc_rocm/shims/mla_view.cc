@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether two MLA caches are the halves of one buffer, and that buffer as a view: AITER's kernels read rows of ckv and
 // kpe together, and copying a pool for each call costs as much as the pool is large. Looks at metadata only.
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/as_strided.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
 
 #include <optional>
 
@@ -34,9 +34,15 @@ bool are_adjacent(const at::Tensor& ckv, const at::Tensor& kpe) {
 std::optional<at::Tensor> mla_kv_view_shim(const at::Tensor& ckv, const at::Tensor& kpe) {
   if (!are_adjacent(ckv, kpe)) return std::nullopt;
   const int64_t width = ckv.size(2) + kpe.size(2);
-  // A cache has no gradient; without the bookkeeping for one the view costs half.
-  const at::AutoDispatchBelowADInplaceOrView no_gradient;
-  return ckv.as_strided({ckv.size(0), ckv.size(1), width}, {ckv.size(1) * width, width, 1});
+  // A cache has no gradient: the view is made as `as_strided` makes it, without that function's way through the
+  // dispatcher, which costs more than all of the checks above.
+  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(ckv.storage()),
+                                                             ckv.key_set(), ckv.dtype());
+  c10::TensorImpl* impl = view.unsafeGetTensorImpl();
+  impl->set_storage_offset(ckv.storage_offset());
+  const int64_t sizes[] = {ckv.size(0), ckv.size(1), width}, strides[] = {ckv.size(1) * width, width, 1};
+  impl->set_sizes_and_strides(at::IntArrayRef(sizes), at::IntArrayRef(strides));
+  return view;
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -19,7 +19,8 @@ from flashinfer.core.checks import fail
 from flashinfer.core.errors import InvalidArgumentError
 
 OP = "mla_paged_attention"
-_REPORT_WORDS = 10
+_REPORT_WORDS = 12
+_ANY = 2**62
 _SHORT = 7
 _SENTENCES = {
     1: "qo_indptr[0] must be 0, got {value}",
@@ -45,16 +46,6 @@ class Shape:
     workers: int
     parts: int
 
-    @classmethod
-    def of(cls, heads: int, max_q_len: int, device: torch.device) -> Shape:
-        """The shape for a batch; the programs of all workers fill the device once."""
-        rows = next((r for r in (16, 32) if heads * max(max_q_len, 1) <= r), 64)
-        parts = -(-heads // rows)
-        # Two small programs share a compute unit: one loads while the other computes. Measured on an H200, 16 heads,
-        # batch 32 of 32k keys: 408 us instead of 641.
-        per_unit = 2 if rows == 16 else 1
-        return cls(rows, max(1, per_unit * _programs(device) // parts), parts)
-
     @property
     def schedule_words(self) -> int:
         """Words of a schedule without items."""
@@ -68,6 +59,19 @@ class Shape:
     def scratch_elements(self, head_dim: int) -> int:
         """float32 elements of partial results and their LSE."""
         return self.partial_rows * (head_dim + 1)
+
+
+@functools.cache
+def shapes_for(heads: int, device: torch.device) -> tuple[Shape, ...]:
+    """How to cut batches on a device, from those of few rows to all; the programs of all workers fill it once."""
+    found = []
+    for rows in (16, 32, 64):
+        parts = -(-heads // rows)
+        # Two small programs share a compute unit: one loads while the other computes. Measured on an H200, 32 heads,
+        # batch 32 of 32k keys: 405 us instead of 474.
+        per_unit = 1 if rows == 64 else 2
+        found.append(Shape(rows, max(1, per_unit * _programs(device) // parts), parts))
+    return tuple(found)
 
 
 @functools.cache
@@ -90,6 +94,10 @@ class HostPlan:
         Where the schedule begins.
     total_q, total_pages, total_kv, max_q_len
         Sums and the maximum over the batch.
+    shape
+        How the batch is cut.
+    has_unseen
+        Whether a request has more queries than keys.
     """
 
     words: torch.Tensor
@@ -99,6 +107,13 @@ class HostPlan:
     total_pages: int
     total_kv: int
     max_q_len: int
+    shape: Shape
+    has_unseen: bool
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all requests have as many queries."""
+        return self.total_q == self.batch * self.max_q_len
 
     @staticmethod
     def schedule_offset(batch: int) -> int:
@@ -128,7 +143,7 @@ def plan(
     heads: int,
     page_size: int,
     causal: bool,
-    shape: Shape,
+    shapes: Sequence[Shape],
     *,
     pinned: bool,
     op: str = OP,
@@ -141,8 +156,8 @@ def plan(
         What `on_host(qo_indptr, kv_indptr, kv_len)` returns.
     heads, page_size, causal
         Of the attention.
-    shape
-        How to cut.
+    shapes
+        Ways to cut: the first whose one item holds all rows of a request is taken, else the last.
     pinned
         Whether the result will be copied to a GPU. The memory comes from torch's allocator of pinned memory, which
         does not hand it out again before the copy is over.
@@ -158,27 +173,26 @@ def plan(
     at = HostPlan.schedule_offset(batch)
     report = torch.empty(_REPORT_WORDS, dtype=torch.int64)
     # Enough for one query a request, else what the planner then asks for.
-    capacity = at + shape.schedule_words + 8 * (batch + 2 * shape.workers)
+    capacity = at + max(8 * batch + s.schedule_words + 16 * s.workers for s in shapes)
+    flat = _flat(tuple(shapes))
     for _ in range(2):
         words = torch.empty(capacity, dtype=torch.int32, pin_memory=pinned)
-        _native().planner().mla_plan(
-            *(metadata, heads, page_size, causal, shape.rows_per_item * shape.parts, shape.workers),
-            *(at, words, report),
-        )
-        fault, where, value, bound, used, _, max_q_len, total_kv, total_q, total_pages = report.tolist()
+        _native().planner().mla_plan(metadata, heads, page_size, causal, flat, at, words, report)
+        fault, where, value, bound, used, _, max_q_len, total_kv, total_q, total_pages, index, unseen = report.tolist()
         if fault != _SHORT:
             break
         capacity = at + bound
     if fault:
         _refuse(op, fault, where, value, bound)
-    return HostPlan(words[: at + used], batch, at, total_q, total_pages, total_kv, max_q_len)
+    totals = total_q, total_pages, total_kv, max_q_len
+    return HostPlan(words[: at + used], batch, at, *totals, shapes[index], unseen > 0)
 
 
-def longest_query(metadata: torch.Tensor) -> int:
-    """The longest query of a batch, from what `on_host` returns."""
-    report = torch.empty(_REPORT_WORDS, dtype=torch.int64)
-    _native().planner().mla_measure(metadata, report)
-    return int(report.tolist()[6])
+@functools.cache
+def _flat(shapes: tuple[Shape, ...]) -> list[int]:
+    """As csrc_rocm/kernels/mla_plan.h has them."""
+    most = [s.rows_per_item for s in shapes[:-1]] + [_ANY]
+    return [n for m, s in zip(most, shapes, strict=True) for n in (m, s.rows_per_item * s.parts, s.workers)]
 
 
 def check(qo_indptr: Sequence[int], kv_indptr: Sequence[int], kv_len: Sequence[int], page_size: int) -> None:
@@ -216,7 +230,14 @@ def _native() -> Any:
     return importlib.import_module("flashinfer.backends.native.mla")
 
 
+_view_op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None] | None = None
+
+
 def mla_kv_view(ckv_cache: torch.Tensor, kpe_cache: torch.Tensor) -> torch.Tensor | None:
     """One view of two adjacent caches, or None; see `flashinfer.mla.mla_kv_view`."""
-    view: torch.Tensor | None = _native().mla_kv_view_op()(ckv_cache, kpe_cache)
-    return view
+    global _view_op
+    op = _view_op
+    if op is None:
+        # A global and not a cached function: the compiler traces into those, and cannot import a module.
+        op = _view_op = _native().mla_kv_view_op()
+    return op(ckv_cache, kpe_cache)

@@ -123,7 +123,8 @@ class CodeObject:
         if self.blob[:5] != b"\x7fELF\x02" or machine != 224:
             raise InvalidArgumentError(f"CodeObject: {path} must be an ELF file for AMD GPUs")
         metadata = self._metadata()
-        self.arch = str(metadata["amdhsa.target"]).split("--")[-1].split(":")[0]
+        # "amdgcn-amd-amdhsa--gfx942"; newer LLVM names the environment between the last dashes.
+        self.arch = str(metadata["amdhsa.target"]).rsplit("-", 1)[-1].split(":")[0]
         self.kernels = tuple(_kernel(entry) for entry in metadata["amdhsa.kernels"])
 
     def kernel(self, *fragments: str) -> Kernel:

@@ -17,7 +17,7 @@ from flashinfer.jit.spec import JitSpec
 
 SPEC = JitSpec(
     name="mla",
-    ops=("mla_measure", "mla_plan"),
+    ops=("mla_plan",),
     shims=("shims/mla_plan.cc", "shims/mla_view.cc"),
     kernels_cpu=("kernels_cpu/mla_plan.cc",),
 )
@@ -26,7 +26,7 @@ _HOST = torch.device("cpu")
 
 @functools.cache
 def planner() -> Module:
-    """The module of `mla_measure` and `mla_plan`."""
+    """The module of `mla_plan`."""
     return load_module(SPEC, _HOST)
 
 

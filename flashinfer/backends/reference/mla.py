@@ -30,6 +30,8 @@ def mla_paged_attention(
     ckv_scale: float,
     kpe_scale: float,
     needs_lse: bool,
+    max_q_len: int,
+    uniform_q: bool,
     schedule: torch.Tensor | None,
     rows_per_item: int,
     workers: int,

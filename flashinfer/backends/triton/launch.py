@@ -30,7 +30,8 @@ def launch(
     grid
         Programs.
     tensors
-        Pointers. Kernels are compiled for their dtypes, and for whether they are aligned to 16 bytes.
+        Pointers. Kernels are compiled for their dtypes, for whether they are aligned to 16 bytes, and on AMD for whether
+        their storage is below 2 GiB.
     specialised
         Integers that kernels are compiled for: whether they are 1, and multiples of 16.
     others
@@ -60,8 +61,10 @@ def _launch(
     # An integer of 1 is a constant to Triton, one beyond 31 bits an int64.
     classes = [0 if n == 1 else (n & 15 == 0) + (1 if -(2**31) <= n < 2**31 else 3) for n in specialised]
     aligned = [t.data_ptr() & 15 == 0 for t in tensors]
+    # On AMD Triton addresses what is within 2 GiB by 32 bits.
+    near = [t.untyped_storage().nbytes() < 2**31 for t in tensors]
     dtypes = [t.dtype for t in tensors]
-    key = (kernel, tensors[0].device, *dtypes, *aligned, *classes, constants, warps, stages)
+    key = (kernel, tensors[0].device, *dtypes, *aligned, *near, *classes, constants, warps, stages)
     found = _compiled.get(key)
     arguments = (*tensors, *specialised, *others, *constants)
     if found is None:

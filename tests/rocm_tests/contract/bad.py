@@ -391,6 +391,7 @@ BAD_MLA_ATTENTION: list[tuple[str, dict[str, Change], str]] = [
     ),
     (MLA_ATTENTION, {"ckv_scale": 0.0}, "ckv_scale must be positive, got 0.0"),
     (MLA_ATTENTION, {"kpe_scale": 2.0}, "kpe_scale must be 1.0 for caches that are not FP8, got 2.0"),
+    (MLA_ATTENTION, {"max_q_len": -1}, "max_q_len must be 0, for not known, or more, got -1"),
     (MLA_ATTENTION, {"scratch": None}, "schedule and scratch must be given together, got one of them"),
     (
         MLA_ATTENTION,

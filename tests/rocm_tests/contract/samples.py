@@ -131,7 +131,7 @@ def mla(n: int, variant: int) -> Sample:
     pool, shape = randn(PAGES, N, 64 + 16, seed=1, dtype=dtype), Shape(16, 6, 1)
     lens = torch.arange(n, dtype=INDEX[variant]) + 17
     indptr = torch.arange(n + 1, dtype=INDEX[variant]) * 2
-    words = mla_plan.plan(mla_plan.on_host(indptr, batch.kv_indptr, lens), 3, N, True, shape, pinned=False).words
+    words = mla_plan.plan(mla_plan.on_host(indptr, batch.kv_indptr, lens), 3, N, True, [shape], pinned=False).words
     arguments = {
         "q_nope": q_nope,
         "q_pe": q_pe,
@@ -146,6 +146,8 @@ def mla(n: int, variant: int) -> Sample:
         "ckv_scale": 1.0,
         "kpe_scale": 1.0,
         "needs_lse": True,
+        "max_q_len": 2,
+        "uniform_q": True,
         "schedule": words if variant == 0 else None,
         "rows_per_item": 16 if variant == 0 else 0,
         "workers": 6 if variant == 0 else 0,

@@ -79,6 +79,28 @@ def metadata_append_and_attention(rows: torch.Tensor, more: torch.Tensor, pool: 
     return [*results, lens, batch, positions]
 
 
+def planned_mla() -> flashinfer.BatchMLAPagedAttentionWrapper:
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(torch.empty(1 << 20, dtype=torch.uint8))
+    metadata = torch.tensor([0, 1, 3]), torch.tensor([0, 2, 3]), torch.tensor([3, 1, 2]), torch.tensor([7, 2])
+    wrapper.plan(*metadata, 2, 8, 8, 4, True, 0.25, torch.float32, torch.float32)
+    return wrapper
+
+
+MLA = planned_mla()
+
+
+def planned_mla_between_two_writes(rows: torch.Tensor, more: torch.Tensor, pool: torch.Tensor) -> list[torch.Tensor]:
+    """Halves of one pool; the second run sees what was written after the first."""
+    pool = pool.view(4, -1, 16)[:, :4]
+    halves, q = (pool[..., :8], pool[..., 8:]), rows[:3]
+    pool.add_(more.view(4, 1, 16))
+    first = MLA.run(q, q, *halves, return_lse=True)
+    pool.mul_(2)
+    out = torch.empty_like(q)
+    second = MLA.run(q, q, *halves, out=out, return_lse=True, return_lse_base_on_e=True)
+    return [*first, *second, out]
+
+
 PROGRAMS = (
     read_between_two_writes,
     written_and_never_read,
@@ -86,6 +108,7 @@ PROGRAMS = (
     adjacent_halves_of_one_pool,
     conversion_and_back,
     metadata_append_and_attention,
+    planned_mla_between_two_writes,
 )
 
 

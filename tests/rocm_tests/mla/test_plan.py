@@ -29,7 +29,7 @@ def cut(
 ) -> mla_plan.HostPlan:
     qo, lens = torch.tensor([0, *q_lens]).cumsum(0), torch.tensor(list(kv_lens), dtype=torch.int64)
     pages = torch.tensor([0, *(-(-n // page_size) for n in kv_lens)]).cumsum(0)
-    return mla_plan.plan(mla_plan.on_host(qo, pages, lens), heads, page_size, causal, shape, pinned=False)
+    return mla_plan.plan(mla_plan.on_host(qo, pages, lens), heads, page_size, causal, [shape], pinned=False)
 
 
 def items_of(plan: mla_plan.HostPlan, shape: Shape) -> list[list[list[int]]]:
@@ -97,7 +97,8 @@ def check(q_lens: Sequence[int], kv_lens: Sequence[int], shape: Shape, heads: in
 )
 @settings(deadline=None, max_examples=120)
 def test_any_batch(lens: list[tuple[int, int]], heads: int, workers: int, causal: bool) -> None:
-    rows = Shape.of(heads, max((q for q, _ in lens), default=1), torch.device("cpu")).rows_per_item
+    most = heads * max((q for q, _ in lens), default=1)
+    rows = next((r for r in (16, 32) if most <= r), 64)
     shape = Shape(rows, workers, -(-heads // rows))
     check([q for q, _ in lens], [k for _, k in lens], shape, heads, causal)
 
@@ -118,6 +119,25 @@ def test_the_metadata_come_first_and_last_pages_with_them() -> None:
     assert (plan.total_q, plan.total_pages, plan.total_kv, plan.max_q_len) == (3, 4, 13, 2)
     # A graph's kernels have this address baked in: it depends on the batch size alone.
     assert plan.schedule_at == 16
+
+
+@pytest.mark.parametrize(("q_len", "heads", "rows"), [(1, 16, 16), (2, 8, 16), (3, 8, 32), (5, 8, 64), (1, 96, 64)])
+def test_the_planner_takes_the_first_shape_that_holds_a_request(q_len: int, heads: int, rows: int) -> None:
+    metadata = mla_plan.on_host(torch.tensor([0, 1, 1 + q_len]), torch.tensor([0, 1, 2]), torch.tensor([1, 9]))
+    shapes = mla_plan.shapes_for(heads, torch.device("cpu"))
+    plan = mla_plan.plan(metadata, heads, 16, False, shapes, pinned=False)
+    assert plan.shape == next(s for s in shapes if s.rows_per_item == rows)
+    assert plan.max_q_len == q_len
+    assert plan.is_uniform == (q_len == 1)
+
+
+def test_requests_with_more_queries_than_keys_are_noticed() -> None:
+    shape = Shape(16, 3, 1)
+    assert [cut(q, k, shape).has_unseen for q, k in (([1, 3], [1, 3]), ([1, 3], [1, 2]), ([1, 0], [0, 5]))] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_long_request_among_short_ones_is_cut() -> None:

@@ -33,15 +33,19 @@ def keys_of(item, part, heads, ROWS: tl.constexpr):
 
 
 @triton.jit
-def store_rows(to, result, lse_to, lse, live):
-    tl.store(to, result.to(to.dtype.element_ty), live[:, None])
-    tl.store(lse_to, lse, live)
+def nothing_yet(ROWS: tl.constexpr):
+    """Maximum and sum of no keys."""
+    return tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
 
 
 @triton.jit
-def nothing_yet(ROWS: tl.constexpr, DV: tl.constexpr):
-    """Maximum, sum and weighted values of no keys."""
-    return tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DV], tl.float32)
+def pages_of(pages, start, kv_begin, kv_end, PAGE_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Page and slot of the keys of a tile.
+
+    Past the end the last key stands in: real memory, finite values, and a weight of 0. Of no keys there is none.
+    """
+    key = tl.minimum(start + tl.arange(0, TILE), kv_end - 1)
+    return tl.load(pages + key // PAGE_SIZE, key >= kv_begin, 0), key % PAGE_SIZE
 
 
 @triton.jit
@@ -85,11 +89,11 @@ def mla_split(
     out_head,
     lse_token,
     lse_head,
+    heads,
+    workers,
     score_scale,  # sm_scale * ckv_scale * log2(e)
     pe_scale,  # kpe_scale / ckv_scale
     out_scale,  # ckv_scale
-    heads,
-    workers,
     PARTS: tl.constexpr,
     CAUSAL: tl.constexpr,
     SCALED: tl.constexpr,
@@ -97,17 +101,23 @@ def mla_split(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     DV: tl.constexpr,
+    CHUNK: tl.constexpr,  # of DV: what is loaded and multiplied at a time
     DR: tl.constexpr,
 ):
     part = tl.program_id(0) % PARTS
     worker = tl.program_id(0) // PARTS
-    value = tl.arange(0, DV)
+    column = tl.arange(0, CHUNK)
+    CHUNKS: tl.constexpr = DV // CHUNK
     for index in range(tl.load(schedule + worker), tl.load(schedule + worker + 1)):
         item = schedule + workers + 1 + MERGE_WORDS * workers + index * ITEM_WORDS
         q_row, token, head, live = rows_of(item, part, heads, ROWS)
         pages = kv_indices + tl.load(item + 3)
         kv_begin, kv_end = keys_of(item, part, heads, ROWS)
-        q = tl.load(q_nope + (q_row * q_nope_token + head * q_nope_head)[:, None] + value[None, :], live[:, None], 0.0)
+        q_at = q_nope + (q_row * q_nope_token + head * q_nope_head)[:, None] + column[None, :]
+        q, acc = (), ()
+        for c in tl.static_range(CHUNKS):
+            q = q + (tl.load(q_at + c * CHUNK, live[:, None], 0.0),)
+            acc = acc + (tl.zeros([ROWS, CHUNK], tl.float32),)
         if DR > 0:
             rope = tl.arange(0, DR)
             qr = tl.load(q_pe + (q_row * q_pe_token + head * q_pe_head)[:, None] + rope[None, :], live[:, None], 0.0)
@@ -115,33 +125,46 @@ def mla_split(
         seen = kv_end + tl.zeros([ROWS], tl.int32)
         if CAUSAL:
             seen = tl.minimum(seen, tl.load(item + 4) - tl.load(item + 2) + token + 1)
-        top, total, acc = nothing_yet(ROWS, DV)
+        top, total = nothing_yet(ROWS)
+        # Read a tile ahead: a row's address then waits for nothing, and the copies of several tiles can be under way.
+        page, place = pages_of(pages, kv_begin, kv_begin, kv_end, PAGE_SIZE, TILE)
         for start in range(kv_begin, kv_end, TILE):
-            at = start + tl.arange(0, TILE)
-            # Past the end the last key stands in: real memory, finite values, and a weight of 0.
-            key = tl.minimum(at, kv_end - 1)
-            page = tl.load(pages + key // PAGE_SIZE).to(tl.int64)
-            place = key % PAGE_SIZE
-            k = tl.load(ckv + (page * ckv_page + place * ckv_slot)[:, None] + value[None, :]).to(q.dtype)
-            scores = tl.dot(q, tl.trans(k))
+            page_64 = page.to(tl.int64)
+            k_at = ckv + (page_64 * ckv_page + place * ckv_slot)[:, None] + column[None, :]
+            k = ()
+            for c in tl.static_range(CHUNKS):
+                k = k + (tl.load(k_at + c * CHUNK).to(q_nope.dtype.element_ty),)
+            scores = tl.zeros([ROWS, TILE], tl.float32)
             if DR > 0:
-                kr = tl.load(kpe + (page * kpe_page + place * kpe_slot)[:, None] + rope[None, :]).to(q.dtype)
+                kr = tl.load(kpe + (page_64 * kpe_page + place * kpe_slot)[:, None] + rope[None, :])
+                scores = tl.dot(qr, tl.trans(kr.to(q_nope.dtype.element_ty)), scores)
                 if SCALED:
-                    scores += tl.dot(qr, tl.trans(kr)) * pe_scale
-                else:
-                    scores = tl.dot(qr, tl.trans(kr), scores)
+                    scores *= pe_scale
+            page, place = pages_of(pages, start + TILE, kv_begin, kv_end, PAGE_SIZE, TILE)
+            for c in tl.static_range(CHUNKS):
+                scores = tl.dot(q[c], tl.trans(k[c]), scores)
+            at = start + tl.arange(0, TILE)
             scores = tl.where(at[None, :] < seen[:, None], scores * score_scale, float("-inf"))
             weights, shrink, top, total = soften(scores, top, total)
-            acc = tl.dot(weights.to(q.dtype), k, acc * shrink[:, None])
-        result = acc * tl.where(total > 0, out_scale / total, 0.0)[:, None]
+            grown = ()
+            for c in tl.static_range(CHUNKS):
+                grown = grown + (tl.dot(weights.to(q_nope.dtype.element_ty), k[c], acc[c] * shrink[:, None]),)
+            acc = grown
+        share = tl.where(total > 0, out_scale / total, 0.0)
         row_lse = lse_of(top, total)
         slot = tl.load(item + 7)
         if slot < 0:
-            to = out + (q_row * out_token + head * out_head)[:, None] + value[None, :]
-            store_rows(to, result, lse + q_row * lse_token + head * lse_head, row_lse, live)
+            to = out + (q_row * out_token + head * out_head)[:, None] + column[None, :]
+            for c in tl.static_range(CHUNKS):
+                tl.store(to + c * CHUNK, (acc[c] * share[:, None]).to(out.dtype.element_ty), live[:, None])
+            tl.store(lse + q_row * lse_token + head * lse_head, row_lse, live)
         else:
             row = (slot * PARTS + part).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-            store_rows(partial + row[:, None] * DV + value[None, :], result, partial_lse + row, row_lse, live)
+            for c in tl.static_range(CHUNKS):
+                tl.store(
+                    partial + row[:, None] * DV + column[None, :] + c * CHUNK, acc[c] * share[:, None], live[:, None]
+                )
+            tl.store(partial_lse + row, row_lse, live)
 
 
 @triton.jit
@@ -176,7 +199,8 @@ def mla_merge(
     value = tl.arange(0, DV)
     part = inside // ROWS
 
-    top, total, acc = nothing_yet(STEP, DV)
+    top, total = nothing_yet(STEP)
+    acc = tl.zeros([STEP, DV], tl.float32)
     for piece in range(pieces):
         place = ((first + piece) * PARTS + part).to(tl.int64) * ROWS + inside % ROWS
         piece_lse = tl.load(partial_lse + place, mask=live, other=float("-inf"))
@@ -191,4 +215,5 @@ def mla_merge(
     acc = acc * tl.where(total > 0, 1.0 / total, 0.0)[:, None]
     q_row = (q_begin + token).to(tl.int64)
     to = out + (q_row * out_token + head * out_head)[:, None] + value[None, :]
-    store_rows(to, acc, lse + q_row * lse_token + head * lse_head, lse_of(top, total), live)
+    tl.store(to, acc.to(out.dtype.element_ty), live[:, None])
+    tl.store(lse + q_row * lse_token + head * lse_head, lse_of(top, total), live)
