@@ -15,7 +15,7 @@ from flashinfer.integrations.vllm.attention.impl import FlashInferRocmImpl
 from flashinfer.integrations.vllm.attention.metadata import PagedMetadataBuilder
 from flashinfer.integrations.vllm.attention.pages import SHUFFLED, STANDARD, configured_kind
 
-# A block's head slots together, or one plane of all blocks for each head slot. vLLM's names differ by one swap.
+# Axes from the outermost: layer, block, head slot, state, content. The slots of a block together, or a plane for each.
 _WHOLE_PAGES, _PLANES = KVCacheLayout.LBHNC, KVCacheLayout.LHBNC
 _PAGE_SIZE = 16
 
