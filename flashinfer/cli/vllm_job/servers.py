@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, NoReturn
 
 import flashinfer
 from flashinfer.core.errors import FlashInferError
@@ -128,6 +128,8 @@ class Servers:
         return ServerError(f"the {name} server {how}; it printed:\n{tail}")
 
     def __enter__(self) -> Servers:
+        # They are in sessions of their own, and would outlive a parent that is told to end.
+        self._former = signal.signal(signal.SIGTERM, _leave)
         return self
 
     def __exit__(
@@ -141,6 +143,7 @@ class Servers:
             # What it started, or all of it if it did not listen.
             _signal(process, signal.SIGKILL)
             process.wait()
+        signal.signal(signal.SIGTERM, self._former)
         self._files.close()
 
 
@@ -165,6 +168,10 @@ def _is_healthy(address: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

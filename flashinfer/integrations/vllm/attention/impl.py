@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+from vllm.platforms import current_platform
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from flashinfer.attention import paged_attention
 from flashinfer.core.checks import fail
 from flashinfer.integrations.vllm.attention.metadata import PagedMetadata
-from flashinfer.integrations.vllm.attention.pages import configured_kind, split_views
-from flashinfer.page import append_paged_kv_cache
+from flashinfer.integrations.vllm.attention.pages import SHUFFLED, configured_kind, split_views
+from flashinfer.page import append_paged_kv_cache, get_batch_indices_positions
 
 _WHERE = "vLLM backend FLASHINFER_ROCM"
 
@@ -117,5 +119,28 @@ class FlashInferRocmImpl(AttentionImpl[PagedMetadata]):
         )
         return output
 
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Kernels are compiled and loaded now, and not when the first request arrives."""
+        device = torch.device(current_platform.device_type)
+        _warm_up(self._kind, self.num_heads, self.num_kv_heads, self.head_size, act_dtype, device)
+
     def do_kv_cache_update(self, *args: Any) -> None:
         """Nothing: `forward` appends, as the backend says with `forward_includes_kv_cache_update`."""
+
+
+@functools.cache
+def _warm_up(
+    kind: str, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """One token through one page, once a process for each shape of layer."""
+    rows = 2 if kind == SHUFFLED else num_kv_heads
+    cache = torch.zeros(1, rows, 16, 2 * num_kv_heads * head_size // rows, dtype=dtype, device=device)
+    k_cache, v_cache, kv_layout = split_views(cache, kind, num_kv_heads, head_size)
+    indptr, one, zero = (torch.tensor(ids, dtype=torch.int32, device=device) for ids in ([0, 1], [1], [0]))
+    new = torch.zeros(1, num_kv_heads, head_size, dtype=dtype, device=device)
+    batch_indices, positions = get_batch_indices_positions(indptr, one, 1)
+    append_paged_kv_cache(
+        new, new, batch_indices, positions, (k_cache, v_cache), zero, indptr, one, kv_layout=kv_layout
+    )
+    query = torch.zeros(1, num_heads, head_size, dtype=dtype, device=device)
+    paged_attention(query, (k_cache, v_cache), indptr, indptr, zero, one, kv_layout=kv_layout)
