@@ -12,7 +12,7 @@ from typing import Any
 
 from flashinfer.core.errors import FlashInferError
 
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 600.0
 
 
 class RequestError(FlashInferError, RuntimeError):

@@ -26,7 +26,7 @@ from flashinfer.core.errors import FlashInferError
 MODEL_NAME = "model"
 PAGE_SIZE = 16
 _KV_CACHE_BYTES = 256 << 20
-_START_S = 300.0
+_START_S = 600.0
 _GRACE_S = 10.0
 _STDERR_TAIL = 6000
 
@@ -92,7 +92,7 @@ class Servers:
         Raises
         ------
         ServerError
-            If one ends, or takes longer than five minutes.
+            If one ends, or takes longer than ten minutes.
         """
         end = time.monotonic() + _START_S
         for name, (process, _, address) in self._processes.items():
