@@ -7,14 +7,18 @@ CSRC = $$(find csrc_rocm -name '*.h' -o -name '*.cc' -o -name '*.cu' | sort)
 # What the command line hands to pytest or to the demo: make test ARGS="-k page", make demo ARGS="--no-convert".
 ARGS ?=
 
-.PHONY: help demo test lint format venv rocm aiter vllm clean
+.PHONY: help demo demo-vllm test lint format venv rocm aiter vllm clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: venv ## prefill on standard pages, hand over through NIXL, decode on shuffled pages; fails unless identical
 	@$(BIN)/python -m flashinfer handoff $(ARGS)
+
+demo-vllm: ## the same with two vLLM servers and a proxy, on the CPU; fails unless identical
+	@scripts/setup_vllm_venv
+	@.venv-vllm/bin/python -W ignore -m flashinfer handoff-vllm $(ARGS)
 
 test: venv rocm aiter lint vllm ## lint and every test, AMD compilation included
 	@$(BIN)/python -m pytest --timeout 900 $(ARGS)
@@ -22,7 +26,7 @@ test: venv rocm aiter lint vllm ## lint and every test, AMD compilation included
 aiter: venv ## fetch the sources of AITER that the tests compile
 	@scripts/setup_aiter
 
-vllm: ## the tests of the vLLM connector, in an environment of their own
+vllm: ## the tests of what vLLM runs of this, in an environment of their own
 	@scripts/setup_vllm_venv
 	@.venv-vllm/bin/python -m pytest -q --timeout 300 tests/rocm_tests/vllm
 

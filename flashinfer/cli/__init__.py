@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "flashinfer.cli.handoff",
         "prefill in one process, decode in another, on unlike page formats",
     ),
+    "handoff-vllm": ("flashinfer.cli.handoff_vllm", "the same with two vLLM servers and a proxy, without a GPU"),
     "explain": ("flashinfer.cli.explain", "say which backend takes a call, and why the others do not"),
     "layout": ("flashinfer.cli.layout", "show where a page format puts each element"),
     "show-config": ("flashinfer.cli.show_config", "versions, compilers, folders and variables in use"),

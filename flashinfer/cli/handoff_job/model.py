@@ -88,8 +88,8 @@ class LlamaRunner:
         self._layers = []
         for index in range(config.num_layers):
             weights = {f.name: load(f"blk.{index}.{f.name}") for f in dataclasses.fields(_Layer)}
-            weights["attn_q"] = _half_split_rows(weights["attn_q"], config.num_qo_heads)
-            weights["attn_k"] = _half_split_rows(weights["attn_k"], config.num_kv_heads)
+            weights["attn_q"] = half_split_rows(weights["attn_q"], config.num_qo_heads)
+            weights["attn_k"] = half_split_rows(weights["attn_k"], config.num_kv_heads)
             self._layers.append(_Layer(**weights))
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         self._inverse_frequencies = 1.0 / config.rope_base**exponents
@@ -158,7 +158,7 @@ class LlamaRunner:
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
 
-def _half_split_rows(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+def half_split_rows(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     """GGUF keeps the two elements that rotate together as neighbours; `_rotate` wants them half a head apart."""
     rows, columns = weight.shape
     pairs = weight.view(num_heads, rows // num_heads // 2, 2, columns)

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from flashinfer.cli.handoff_job.gguf_file import GGUFFile
-from flashinfer.cli.handoff_job.model import LlamaRunner, continue_greedily, greedy
+from flashinfer.cli.handoff_job.model import LlamaConfig, LlamaRunner, continue_greedily, greedy
 from flashinfer.cli.handoff_job.pages import Sequence, shuffled_pool, standard_pool
+from flashinfer.cli.vllm_job.checkpoint import weights
 from flashinfer.kv import PageFormat
 
 pytestmark = pytest.mark.nixl
@@ -142,6 +143,15 @@ def test_greedy_continuation_equals_that_of_transformers(reference: Any, model_f
     sequence = poisoned_sequence("shuffled", 4, len(prompt) + 9)
     first = greedy(runner.forward(prompt, sequence))
     assert [first, *continue_greedily(runner, sequence, first, 8)] == output[0, len(prompt) :].tolist()
+
+
+def test_a_checkpoint_holds_the_weights_of_transformers(reference: Any, model_file: Path) -> None:
+    file = GGUFFile(model_file)
+    tensors = weights(file, LlamaConfig.of(file))
+    state = reference.state_dict()
+    assert set(tensors) == set(state) - {"lm_head.weight"}
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, state[name]), name
 
 
 def test_continuation_stops_at_the_end_of_text(model_file: Path) -> None:

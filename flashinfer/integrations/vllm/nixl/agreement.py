@@ -9,10 +9,13 @@ from collections.abc import Sequence
 
 from flashinfer.core.errors import FlashInferError
 from flashinfer.integrations.vllm.nixl.local_pages import LocalPages
-from flashinfer.kv import KINDS, Convert, PageFormat, Reject, negotiate
+from flashinfer.kv import DEFAULT, KINDS, Convert, PageFormat, Reject, negotiate
 
 # The layout in which a standard page is one run of bytes: block outside of head slots.
 WHOLE_PAGES = "LBHNC"
+
+# Bits are moved and nothing is rounded. float32 is what an engine can be held against another implementation in.
+_SCOPE = dataclasses.replace(DEFAULT, dtypes=DEFAULT.dtypes | {"float32"})
 
 _UNLIKE_SIZES = (
     "Pages of unlike sizes are only possible between standard pages: set the same --block-size on both sides"
@@ -140,7 +143,7 @@ def agree_to_receive(local: LocalPages, peer: Peer, group: Group, *, convert: bo
             continue
         _check_block_size(page, peer, refusal)
         expected = _at_peer(page, peer, group)
-        decision = negotiate(expected, tag, convert=convert)
+        decision = negotiate(expected, tag, convert=convert, scope=_SCOPE)
         if isinstance(decision, Reject):
             raise refusal.error("format", decision.reason)
         _check_shares(page, expected, group, peer, refusal)
@@ -182,9 +185,9 @@ def agree_to_send(local: LocalPages, peer: Peer, group: Group, *, convert: bool)
         ours = _at_peer(page, peer, group)
         theirs = _known(ours, tag)
         if theirs is None:
-            decision = negotiate(ours, tag, convert=False)
+            decision = negotiate(ours, tag, convert=False, scope=_SCOPE)
             raise refusal.error("format", decision.reason if isinstance(decision, Reject) else "")
-        decision = negotiate(theirs, ours.tag, convert=convert)
+        decision = negotiate(theirs, ours.tag, convert=convert, scope=_SCOPE)
         if isinstance(decision, Reject):
             raise refusal.error("format", decision.reason)
         _check_shares(page, ours, group, peer, refusal)

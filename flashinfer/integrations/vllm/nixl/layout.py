@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashinfer.integrations.vllm.attention.pages import SHUFFLED, configured_kind
 from flashinfer.integrations.vllm.nixl.local_pages import KNOB
 
 
@@ -24,5 +25,7 @@ def backend_chooses(vllm_config: Any) -> bool:
     if kind is not None:
         return bool(kind != "standard")
     name = getattr(vllm_config.attention_config.backend, "name", None)
+    if name == "CUSTOM":
+        return configured_kind() == SHUFFLED
     # Unset means that the platform picks one, which is the shuffling backend where shuffling is switched on.
     return bool(envs.VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT) and name in (None, "ROCM_AITER_FA")

@@ -58,8 +58,8 @@ def kind_of(backend: type, spec: Any, stated: str | None) -> str:
     Parameters
     ----------
     backend
-        The layer's attention backend. A backend of another project may say what it writes itself, with an attribute
-        `kv_page_kind`.
+        The layer's attention backend. A backend of another project may say what it writes itself, with
+        `kv_page_kind`: a kind, or a function of the spec that gives one.
     spec
         The layer's `AttentionSpec`.
     stated
@@ -71,7 +71,8 @@ def kind_of(backend: type, spec: Any, stated: str | None) -> str:
         If nothing says what the pages hold, or the knob contradicts the spec.
     """
     name = f"{backend.__module__}.{backend.__qualname__}"
-    kind = stated or getattr(backend, "kv_page_kind", None) or WRITTEN_BY.get((name, spec.num_head_slots))
+    said = getattr(backend, "kv_page_kind", None)
+    kind = stated or (said(spec) if callable(said) else said) or WRITTEN_BY.get((name, spec.num_head_slots))
     if kind not in KINDS:
         raise InvalidArgumentError(
             f'kv_connector_extra_config: "{KNOB}" must be one of {", ".join(KINDS)} for the backend {name} with '
