@@ -27,6 +27,7 @@ BATCH_INDEX_RANGE, POSITION_RANGE, PAGE_TABLE_SHORT, PAGE_ID_RANGE = 1, 2, 3, 4
 BLOCK_ID_RANGE, BLOCK_ID_TWICE, SOURCE_ID_RANGE = 5, 6, 7
 INDPTR_ORDER, APPEND_INDPTR_ORDER, SEQ_LEN_SHORT, SEQ_LEN_RANGE = 8, 9, 10, 11
 QO_INDPTR_RANGE, LAST_PAGE_RANGE, KV_INDPTR_RANGE = 12, 13, 14
+BLOCK_TABLE_RANGE, BLOCK_TABLE_SHORT, CONTEXT_PAGES, PIECE_REQUEST = 20, 21, 22, 23
 
 # Mirrors the kOp constants of csrc_rocm.
 _OPS = {
@@ -35,6 +36,8 @@ _OPS = {
     3: "convert_kv_pages",
     4: "get_batch_indices_positions",
     5: "get_seq_lens",
+    8: "mla_context_indices",
+    9: "gather_kv_b_proj",
     # Of flashinfer/backends/triton.
     16: "paged_attention",
     17: "ragged_attention",
@@ -56,6 +59,11 @@ _SENTENCES = {
     LAST_PAGE_RANGE: "kv_last_page_len[{where}] must be in [0, {bound}], got {value}",
     KV_INDPTR_RANGE: "kv_indptr[{where}] must be at most {bound}, the rows of k, got {value}",
     SOURCE_ID_RANGE: "source_ids[{where}] must be a page id below {bound}, got {value}",
+    BLOCK_TABLE_RANGE: "block_tables, entry {where} row by row, must be a page id below {bound}, got {value}",
+    BLOCK_TABLE_SHORT: "block_tables must have columns for {bound} tokens and more, got token {value} of row {where}",
+    CONTEXT_PAGES: "kv_indptr and kv_indices must give each of the {bound} context tokens a page, got none for token "
+    "{where}",
+    PIECE_REQUEST: "piece_requests[{where}] must be a row of block_tables below {bound}, got {value}",
     BLOCK_ID_TWICE: "block_ids must be distinct, got {value} at [{bound}] and [{where}]; convert each page once",
 }
 

@@ -30,6 +30,10 @@ enum FaultCode : int64_t {
   kAppendIndptrOrder = 9,  // append_indptr negative or decreasing
   kSeqLenShort = 10,       // sequence shorter than what is appended to it
   kSeqLenRange = 11,       // sequence length beyond int32
+  kBlockTableRange = 20,   // block table entry outside the pool
+  kBlockTableShort = 21,   // block table without a column for a token
+  kContextPages = 22,      // context token without a page
+  kPieceRequest = 23,      // piece of a request that has no block table
 };
 
 struct Fault {
