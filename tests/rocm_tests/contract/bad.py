@@ -8,6 +8,7 @@ import torch
 
 from rocm_tests.contract.bad_attention import BAD_ATTENTION
 from rocm_tests.contract.bad_kinds import BAD_KINDS, BAD_MEMORY
+from rocm_tests.contract.bad_mla_context import BAD_MLA_CONTEXT
 from rocm_tests.contract.spoil import Change, index_vectors, last_strided, meta
 
 APPEND = "append_paged_kv_cache"
@@ -424,4 +425,5 @@ BAD = [
     *BAD_INTO,
     *BAD_ATTENTION,
     *BAD_MLA_ATTENTION,
+    *BAD_MLA_CONTEXT,
 ]

@@ -44,6 +44,7 @@ HOT = (
     Budget("kernels/page_convert.cu", ("convert_large_pages_kernel",), 8, 4, 12, 8, vgprs=128, lds_bytes=32768),
     Budget("kernels/page.cu", ("append_kernel", "Vec16", "PoolLayoutE0"), 8, 8, 40, 24, vgprs=96, lds_bytes=4096),
     Budget("kernels/page.cu", ("append_mla_kernel", "Vec16"), 4, 4, 40, 24, vgprs=96, lds_bytes=4096),
+    Budget("kernels/concat_mla.cu", ("concat_mla_kernel", "Vec16"), 4, 4, 8, 0, vgprs=64),
 )
 
 
