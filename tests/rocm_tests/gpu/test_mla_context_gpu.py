@@ -117,6 +117,21 @@ def test_prefill(kind: str, way: str) -> None:
     prefill.compare(prefill.run(attention))
 
 
+@pytest.mark.parametrize("way", ["fused", "unfused"])
+def test_run_waits_for_nothing(way: str) -> None:
+    prefill = Prefill([3, 5], [9, 100], dtype=BF16, device=DEVICE)
+    attention = prefill.attention(64, way)
+    prefill.plan(attention)
+    prefill.run(attention)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = prefill.run(attention)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    prefill.compare(results)
+
+
 def test_auto_goes_the_fused_way() -> None:
     prefill = Prefill([3], [9], dtype=BF16, device=DEVICE)
     attention = prefill.attention(64, "auto")
