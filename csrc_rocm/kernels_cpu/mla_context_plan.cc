@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// Cuts contexts by the rules of flashinfer/core/chunks.py, which the tests hold it against: in Python 256 requests take
-// as long as a step's whole planning may.
+// Whole contexts are packed into a chunk while they fit; what does not is cut at a multiple of the alignment. In Python
+// 256 requests take as long as a step's whole planning may.
 #include "kernels/mla_context_plan.h"
 
 #include <algorithm>

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashinfer
-from flashinfer.core.chunks import plan_chunks
 from flashinfer.mla_context import MlaContextPlan, MlaContextPlanner
 from flashinfer.testing.generators import PageTable, ragged_page_table
 
@@ -33,6 +32,38 @@ def planned(
 def shown(plan: MlaContextPlan) -> list[tuple[int, list[int], bool]]:
     """First request, tokens of the pieces, whether the first continues."""
     return [(s.chunk.first, s.kv_indptr.diff().tolist(), s.chunk.continues) for s in plan.steps]
+
+
+Piece = tuple[int, int, int]
+
+
+def cut(lens: list[int], budget: int, page_size: int) -> list[list[Piece]]:
+    """The rules, as they are told: chunks of (request, first token, tokens)."""
+    chunks: list[list[Piece]] = []
+    open_chunk: list[Piece] = []
+
+    def close() -> None:
+        while open_chunk and not open_chunk[-1][2]:
+            open_chunk.pop()
+        if open_chunk:
+            chunks.append(open_chunk.copy())
+        open_chunk.clear()
+
+    for request, length in enumerate(lens):
+        if not length and open_chunk:
+            open_chunk.append((request, 0, 0))
+        done = 0
+        while done < length:
+            room = budget - sum(tokens for _, _, tokens in open_chunk)
+            # All that is left if it fits, else whole pages, else nothing more in this chunk.
+            take = length - done if length - done <= room else room - room % page_size
+            if take:
+                open_chunk.append((request, done, take))
+            done += take
+            if done < length:
+                close()
+    close()
+    return chunks
 
 
 @pytest.mark.parametrize(
@@ -73,28 +104,30 @@ def test_chunks_by_hand(lens: list[int], chunks: list[Any]) -> None:
     st.integers(0, 15),
     st.integers(0, 3),
 )
-def test_cut_as_the_package_cuts_and_found_in_the_tables(
+def test_cut_by_the_rules_and_found_in_the_tables(
     lens: list[int], page_size: int, pages: int, more: int, first_q: int
 ) -> None:
-    """Against plan_chunks, which knows the rules, and the block table, token by token."""
+    """Against the rules written down above, and the block table, token by token."""
     budget = page_size * pages + more
     q_lens = [(first_q + b) % 4 for b in range(len(lens))]
     plan, table = planned(lens, budget, page_size, q_lens)
-    expected = plan_chunks("test", lens, budget, page_size)
+    expected = cut(lens, budget, page_size)
     assert len(plan.chunks) == len(expected)
-    for step, want in zip(plan.steps, expected, strict=True):
-        chunk, last = step.chunk, want.first + len(want.lengths)
-        assert (chunk.first, chunk.requests, chunk.tokens) == (want.first, len(want.lengths), want.tokens)
-        assert chunk.continues == want.continues
-        assert step.kv_indptr.tolist() == want.indptr
-        assert chunk.max_kv_len == max(want.lengths)
-        assert step.qo_indptr.diff().tolist() == q_lens[want.first : last]
-        assert (chunk.q_begin, chunk.q_end) == (sum(q_lens[: want.first]), sum(q_lens[:last]))
-        assert chunk.max_q_len == max(q_lens[want.first : last])
+    for step, pieces in zip(plan.steps, expected, strict=True):
+        chunk, lengths = step.chunk, [tokens for _, _, tokens in pieces]
+        (first, start, _), last = pieces[0], pieces[-1][0] + 1
+        assert [request for request, _, _ in pieces] == list(range(first, last))
+        assert (chunk.first, chunk.requests, chunk.tokens) == (first, len(pieces), sum(lengths))
+        assert chunk.continues is (start > 0)
+        assert step.kv_indptr.diff().tolist() == lengths
+        assert chunk.max_kv_len == max(lengths)
+        assert step.qo_indptr.diff().tolist() == q_lens[first:last]
+        assert (chunk.q_begin, chunk.q_end) == (sum(q_lens[:first]), sum(q_lens[:last]))
+        assert chunk.max_q_len == max(q_lens[first:last])
         rows = [
-            table.pages_of(want.first + i)[t // page_size] * page_size + t % page_size
-            for i, (start, length) in enumerate(zip(want.starts, want.lengths, strict=True))
-            for t in range(start, start + length)
+            table.pages_of(request)[t // page_size] * page_size + t % page_size
+            for request, begin, tokens in pieces
+            for t in range(begin, begin + tokens)
         ]
         assert step.kv_indices.tolist() == rows
 
