@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flashinfer.cascade import merge_state as merge_state
     from flashinfer.cascade import merge_state_in_place as merge_state_in_place
     from flashinfer.cascade import merge_states as merge_states
+    from flashinfer.concat_ops import concat_mla_k as concat_mla_k
     from flashinfer.core.errors import BackendUnavailableError as BackendUnavailableError
     from flashinfer.core.errors import BuildError as BuildError
     from flashinfer.core.errors import InvalidArgumentError as InvalidArgumentError
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from flashinfer.mla import BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper
     from flashinfer.mla import mla_kv_view as mla_kv_view
     from flashinfer.mla import mla_paged_attention as mla_paged_attention
+    from flashinfer.mla_context import gather_kv_b_proj as gather_kv_b_proj
+    from flashinfer.mla_context import mla_context_indices as mla_context_indices
     from flashinfer.page import append_paged_kv_cache as append_paged_kv_cache
     from flashinfer.page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
     from flashinfer.page import get_batch_indices_positions as get_batch_indices_positions
@@ -76,16 +79,19 @@ _EXPORTS = {
     "append_paged_kv_cache": "page",
     "append_paged_mla_kv_cache": "page",
     "check_device_errors": "core.faults",
+    "concat_mla_k": "concat_ops",
     "convert_kv_pages": "kv.convert",
     "convert_kv_pages_into": "kv.convert",
     "explain": "selection",
     "fast_decode_plan": "decode",
     "gather_paged_kv": "gather",
+    "gather_kv_b_proj": "mla_context",
     "get_batch_indices_positions": "page",
     "get_seq_lens": "page",
     "merge_state": "cascade",
     "merge_state_in_place": "cascade",
     "merge_states": "cascade",
+    "mla_context_indices": "mla_context",
     "mla_kv_view": "mla",
     "mla_paged_attention": "mla",
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": "unsupported",

@@ -15,6 +15,8 @@ import torch
 OCP = torch.float8_e4m3fn
 FNUZ = torch.float8_e4m3fnuz
 FP8 = (OCP, FNUZ)
+# All that torch has, for what moves bytes and does not look at them.
+FLOATS_OF_8_BITS = (*FP8, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
 
 
 def fp8_of(arch: str) -> torch.dtype:

@@ -28,6 +28,7 @@ BLOCK_ID_RANGE, BLOCK_ID_TWICE, SOURCE_ID_RANGE = 5, 6, 7
 INDPTR_ORDER, APPEND_INDPTR_ORDER, SEQ_LEN_SHORT, SEQ_LEN_RANGE = 8, 9, 10, 11
 QO_INDPTR_RANGE, LAST_PAGE_RANGE, KV_INDPTR_RANGE = 12, 13, 14
 OUT_INDPTR_ORDER, OUT_SHORT, TOKEN_RANGE = 20, 21, 22
+BLOCK_TABLE_RANGE, BLOCK_TABLE_SHORT, CONTEXT_PAGES, PIECE_REQUEST = 24, 25, 26, 27
 
 # Mirrors the kOp constants of csrc_rocm.
 _OPS = {
@@ -37,6 +38,8 @@ _OPS = {
     4: "get_batch_indices_positions",
     5: "get_seq_lens",
     6: "gather_paged_kv",
+    8: "mla_context_indices",
+    9: "gather_kv_b_proj",
     # Of flashinfer/backends/triton.
     16: "paged_attention",
     17: "ragged_attention",
@@ -62,6 +65,11 @@ _SENTENCES = {
     TOKEN_RANGE: "starts[{where}] must leave every token below {bound}, those that the request's pages hold, "
     "got token {value}",
     SOURCE_ID_RANGE: "source_ids[{where}] must be a page id below {bound}, got {value}",
+    BLOCK_TABLE_RANGE: "block_tables, entry {where} row by row, must be a page id below {bound}, got {value}",
+    BLOCK_TABLE_SHORT: "block_tables must have columns for {bound} tokens and more, got token {value} of row {where}",
+    CONTEXT_PAGES: "kv_indptr and kv_indices must give each of the {bound} context tokens a page, got none for token "
+    "{where}",
+    PIECE_REQUEST: "piece_requests[{where}] must be a row of block_tables below {bound}, got {value}",
     BLOCK_ID_TWICE: "block_ids must be distinct, got {value} at [{bound}] and [{where}]; convert each page once",
 }
 

@@ -44,6 +44,19 @@ def test_a_public_function_is_asked_and_not_run() -> None:
     assert float(pool.sum()) == 8
 
 
+def mla_context_calls() -> dict[str, tuple[tuple[object, ...], dict[str, str | None]]]:
+    half = torch.zeros(1, 1, 16, dtype=torch.float16)
+    rows = half[..., :8].clone(), half[..., :8].clone()
+    cache, weight = torch.zeros(2, 1, 72), torch.zeros(16, 64)
+    declined = {"aiter": "needs an AMD GPU, got cpu", "triton": "needs a GPU, got cpu", "reference": None}
+    results = torch.zeros(1, 1, 16), torch.zeros(1, 1, 8)
+    return {
+        "concat_mla_k": ((half, *rows), NATIVE_FIRST),
+        "gather_kv_b_proj": ((cache, None, INDPTR, INDEX, INDPTR, weight, None, *results), declined),
+        "mla_context_indices": ((INDEX[None], INDEX, INDEX, INDPTR, 2, 4, INDEX.clone()), NATIVE_FIRST),
+    }
+
+
 def test_every_public_op() -> None:
     """Functions that allocate their result or take a structure answer as well."""
     page, planes = PageFormat("standard", "float32", 1, 4, 8), torch.zeros(2, 64)
@@ -83,6 +96,7 @@ def test_every_public_op() -> None:
             {"reference": None},
         ),
     }
+    calls |= mla_context_calls()
     assert set(calls) == set(OPS), "each public op has a call here"
     options: dict[str, dict[str, object]] = {
         name: {"backend": "reference"} for name, (_, answers) in calls.items() if answers == {"reference": None}

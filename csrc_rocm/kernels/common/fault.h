@@ -33,6 +33,10 @@ enum FaultCode : int64_t {
   kOutIndptrOrder = 20,    // out_indptr negative or decreasing
   kOutShort = 21,          // out_indptr points past the end of the output
   kTokenRange = 22,        // token beyond its request's pages, or negative
+  kBlockTableRange = 24,   // block table entry outside the pool
+  kBlockTableShort = 25,   // block table without a column for a token
+  kContextPages = 26,      // context token without a page
+  kPieceRequest = 27,      // piece of a request that has no block table
 };
 
 struct Fault {

@@ -30,8 +30,8 @@ def launch(
     grid
         Programs.
     tensors
-        Pointers. Kernels are compiled for their dtypes, for whether they are aligned to 16 bytes, and on AMD for whether
-        their storage is below 2 GiB.
+        Pointers. Kernels are compiled for their dtypes, for whether they are aligned to 16 bytes, and on AMD for
+        whether their storage is below 2 GiB.
     specialised
         Integers that kernels are compiled for: whether they are 1, and multiples of 16.
     others

@@ -9,6 +9,7 @@ import torch
 from rocm_tests.contract.bad_attention import BAD_ATTENTION
 from rocm_tests.contract.bad_gather import BAD_GATHER
 from rocm_tests.contract.bad_kinds import BAD_KINDS, BAD_MEMORY
+from rocm_tests.contract.bad_mla_context import BAD_MLA_CONTEXT
 from rocm_tests.contract.bad_scales import BAD_SCALES
 from rocm_tests.contract.spoil import Change, index_vectors, last_strided, meta
 
@@ -430,4 +431,5 @@ BAD = [
     *BAD_GATHER,
     *index_vectors("gather_paged_kv", ("kv_indices", "kv_indptr", "starts", "out_indptr")),
     *BAD_MLA_ATTENTION,
+    *BAD_MLA_CONTEXT,
 ]

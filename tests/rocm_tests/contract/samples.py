@@ -19,6 +19,7 @@ from flashinfer.selection import find_op
 from rocm_tests.contract.sample import INDEX, PAGES, D, H, N, Sample, randn, rows
 from rocm_tests.contract.samples_attention import ATTENTION_SAMPLES
 from rocm_tests.contract.samples_gather import GATHER_SAMPLES
+from rocm_tests.contract.samples_mla_context import MLA_CONTEXT_SAMPLES
 from rocm_tests.page.oracle import make_batch
 
 find_op("append_paged_kv_cache")  # declares every op
@@ -170,6 +171,7 @@ SAMPLES: dict[str, tuple[Callable[[int, int], Sample], int]] = {
     "mla_paged_attention": (mla, 2),
     **ATTENTION_SAMPLES,
     **GATHER_SAMPLES,
+    **MLA_CONTEXT_SAMPLES,
 }
 CASES = [(name, variant) for name, (_, variants) in SAMPLES.items() for variant in range(variants)]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,32 @@ ALIGNED = ("ckv_page", "ckv_slot", "kpe_page", "kpe_slot", "q_nope_token", "q_no
 ALIGNED += ("q_token", "q_head", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "out_token", "out_head")
 
 
-def made(arch: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], tune: Tuning) -> Any:
+def made(
+    arch: str,
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    tune: Any,
+    aligned: Sequence[str] = ALIGNED,
+) -> Any:
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, POINTERS.get(n, "i32")) for n in names}
-    divisible = [[["tt.divisibility", 16]], [n for n in names if signature[n].startswith("*") or n in ALIGNED]]
+    divisible = [[["tt.divisibility", 16]], [n for n in names if signature[n].startswith("*") or n in aligned]]
     attributes = {(names.index(n),): divisible[0] for n in divisible[1]}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": tune.warps, "num_stages": tune.stages}
     return triton.compile(source, target=GPUTarget("hip", arch, 64), options=options)
 
 
-def compiled(arch: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], tune: Tuning) -> dict[str, Any]:
-    found = made(arch, kernel, types, constants, tune)
+def compiled(
+    arch: str,
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    tune: Any,
+    aligned: Sequence[str] = ALIGNED,
+) -> dict[str, Any]:
+    found = made(arch, kernel, types, constants, tune, aligned)
     text = found.asm["amdgcn"]
 
     def number(field: str) -> int:

@@ -57,6 +57,7 @@ HOT = (
     Budget("kernels/gather.cu", ("strided", "Vec16", "GatherOutE1"), 8, 16, 24, 12, vgprs=80, lds_bytes=1536),
     Budget("kernels/gather.cu", ("shuffled", "ILi2", "GatherOutE0ELb0"), 16, 16, 24, 12, vgprs=64, lds_bytes=4096),
     Budget("kernels/gather.cu", ("shuffled", "ILi1", "GatherOutE1ELb0"), 16, 32, 24, 12, vgprs=80, lds_bytes=4096),
+    Budget("kernels/concat_mla.cu", ("concat_mla_kernel", "Vec16"), 4, 4, 8, 0, vgprs=64),
 )
 
 

@@ -1,0 +1,138 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""An MLA context through AITER's own fused kernel. Tested against a stand-in: no AMD GPU was at hand."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from flashinfer.core.aiter_install import find_aiter, why_not_aiter
+from flashinfer.core.dtypes import FP8, fp8_of
+from flashinfer.core.mla_project import scale_mode
+
+MODULE = "aiter.ops.triton.gather_kv_b_proj"
+# Release that first has the op with each way of scaling the weight.
+SINCE = {"block": (0, 1, 12), "row": (0, 1, 13), "none": (0, 1, 14)}
+# From here on pages of one token have a kernel of their own, which multiplies in bfloat16.
+FLAT_SINCE = (0, 1, 21)
+# The kernel is written for four scale blocks of 128 and fails to compile for another rank.
+RANK = 512
+# Tokens that the kernel takes at once, by bytes of an element of the cache.
+CHUNK = {1: 32, 2: 16}
+
+
+def _why_not_device(device: torch.device) -> str | None:
+    return None if device.type == "cuda" and torch.version.hip is not None else f"needs an AMD GPU, got {device}"
+
+
+def _flavour(device: torch.device) -> torch.dtype:
+    """The FP8 that the device computes with."""
+    return fp8_of(getattr(torch.cuda.get_device_properties(device), "gcnArchName", ""))
+
+
+def _version(text: str) -> tuple[int, ...] | None:
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(int(n) for n in found.groups()) if found else None
+
+
+def _why_not_version(mode: str | None, nope: int, v_dim: int) -> str | None:
+    install = find_aiter()
+    if install is None:
+        return why_not_aiter()
+    version = _version(install.version)
+    if version is None:
+        return f"needs to know AITER's version, as scales depend on it, got {install.version}"
+    since = SINCE[mode or "none"]
+    if version < since:
+        return f"needs AITER {'.'.join(map(str, since))} for weight scales of kind {mode!r}, got {install.version}"
+    if version < (0, 1, 13) and nope != v_dim:
+        return f"needs AITER 0.1.13 for a nope_dim unlike the v_dim, got {install.version} with {nope} and {v_dim}"
+    return None
+
+
+def _why_not_dtypes(kv_cache: torch.Tensor, weight: torch.Tensor, k_out: torch.Tensor) -> str | None:
+    if k_out.dtype != torch.bfloat16:
+        return f"needs results in bfloat16, got {k_out.dtype}"
+    flavour = _flavour(kv_cache.device)
+    for name, t in (("kv_cache", kv_cache), ("kv_b_proj_weight", weight)):
+        if t.dtype in FP8 and t.dtype != flavour:
+            return f"needs {name} in the device's own FP8, {flavour}, got {t.dtype}"
+    install = find_aiter()
+    version = _version(install.version) if install is not None else None
+    flat = kv_cache.size(1) == 1 and version is not None and version >= FLAT_SINCE
+    if kv_cache.dtype in FP8 and weight.dtype not in FP8 and not flat:
+        return (
+            "needs an FP8 weight with an FP8 cache, or pages of one token and AITER 0.1.21: others are multiplied in "
+            f"FP8, to which the kernel casts a weight of {weight.dtype} without a scale"
+        )
+    return None
+
+
+def why_not_gather_kv_b_proj(
+    kv_cache: torch.Tensor,
+    kv_scale: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_prefix_sum_context_lens: torch.Tensor,
+    kv_b_proj_weight: torch.Tensor,
+    weight_scale: torch.Tensor | None,
+    k_out: torch.Tensor,
+    v_out: torch.Tensor,
+) -> str | None:
+    if reason := _why_not_device(kv_cache.device):
+        return reason
+    rank, page_size = kv_b_proj_weight.size(1), kv_cache.size(1)
+    nope = k_out.size(2) - (kv_cache.size(2) - rank)
+    if reason := _why_not_version(scale_mode(kv_b_proj_weight, weight_scale), nope, v_out.size(2)):
+        return reason
+    if rank != RANK:
+        return f"needs kv_lora_rank {RANK}, got {rank}"
+    if reason := _why_not_dtypes(kv_cache, kv_b_proj_weight, k_out):
+        return reason
+    chunk = CHUNK[kv_cache.element_size()]
+    if chunk % page_size:
+        return f"needs a page_size that divides {chunk} with a cache of {kv_cache.dtype}, got {page_size}"
+    if weight_scale is not None and kv_b_proj_weight.size(0) % 128:
+        return f"needs a scaled weight of a multiple of 128 rows, got {kv_b_proj_weight.size(0)}"
+    for name, t in (
+        ("kv_indptr", kv_indptr),
+        ("kv_indices", kv_indices),
+        ("kv_prefix_sum_context_lens", kv_prefix_sum_context_lens),
+    ):
+        if t.dtype != torch.int32:
+            return f"needs {name} in int32, got {t.dtype}"
+    for name, t in (("kv_cache", kv_cache), ("kv_b_proj_weight", kv_b_proj_weight), ("k_out", k_out), ("v_out", v_out)):
+        if not t.is_contiguous():
+            return f"needs {name} contiguous, got stride {t.stride()}"
+    return None
+
+
+def gather_kv_b_proj(
+    kv_cache: torch.Tensor,
+    kv_scale: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_prefix_sum_context_lens: torch.Tensor,
+    kv_b_proj_weight: torch.Tensor,
+    weight_scale: torch.Tensor | None,
+    k_out: torch.Tensor,
+    v_out: torch.Tensor,
+) -> None:
+    from aiter.ops.triton.gather_kv_b_proj import gather_kv_b_proj as fused
+
+    if k_out.size(0) == 0:
+        return
+    fused(
+        kv_cache,
+        # Not looked at for a cache of 16 bits, but Triton wants a pointer.
+        kv_cache if kv_scale is None else kv_scale,
+        kv_indptr,
+        kv_indices,
+        kv_prefix_sum_context_lens,
+        kv_b_proj_weight,
+        weight_scale,
+        k_out,
+        v_out,
+    )

@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of an MLA layer, and its cache seen row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flashinfer.core.checks import describe
+
+
+@dataclass(frozen=True)
+class MlaShape:
+    """Sizes of an MLA layer on one rank.
+
+    Parameters
+    ----------
+    num_heads
+        Query heads; keys and values have as many.
+    kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim
+        Of a cached latent, of the two parts of a head's queries and keys, and of its values.
+    """
+
+    num_heads: int
+    kv_lora_rank: int = 512
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+    v_head_dim: int = 128
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Both parts of a head's queries."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def bytes_per_token(self, dtype: torch.dtype, *, fused: bool) -> int:
+        """Bytes of workspace that a context token takes.
+
+        Fused these are its keys and values. Unfused they are its latent, the product of keys' and values' parts, of
+        which the values stay where they are, and the keys.
+        """
+        keys, values = self.num_heads * self.qk_head_dim, self.num_heads * self.v_head_dim
+        if fused:
+            return (keys + values) * dtype.itemsize
+        latent = self.kv_lora_rank + self.qk_rope_head_dim
+        product = self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        return (latent + product + keys) * dtype.itemsize
+
+
+def why_not_rows(kv_cache: torch.Tensor) -> str | None:
+    """A sentence if rows of different pages of a cache are not all at one distance."""
+    if kv_cache.dim() != 3:
+        return f"needs a cache [pages, page_size, dim], got {describe(kv_cache)}"
+    pages, page_size, _ = kv_cache.shape
+    if pages > 1 and page_size > 1 and kv_cache.stride(0) != page_size * kv_cache.stride(1):
+        return f"needs a cache without gaps between pages, got stride {kv_cache.stride()} of {list(kv_cache.shape)}"
+    return None
+
+
+def cache_rows(kv_cache: torch.Tensor) -> torch.Tensor:
+    """A cache as pages of one token, `[pages * page_size, 1, dim]`, on the same memory."""
+    pages, page_size, dim = kv_cache.shape
+    row = kv_cache.stride(1) if page_size > 1 else kv_cache.stride(0)
+    return kv_cache.as_strided((pages * page_size, 1, dim), (row, row, 1))

@@ -1,0 +1,208 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`MlaContextAttention` on the CPU: new tokens and chunks of context as one sequence, and which way a step goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.backends.triton import mla_context as fused_backend
+from flashinfer.core.dtypes import OCP
+from flashinfer.core.errors import NotPlannedError
+from flashinfer.mla_context import MlaContextAttention, MlaShape
+from flashinfer.selection import find_op
+from rocm_tests.mla_context.prefill import Prefill
+
+BF16 = torch.bfloat16
+BATCHES: dict[str, tuple[list[int], list[int]]] = {
+    "one chunk": ([3, 2], [5, 4]),
+    "edges": ([1, 2, 3], [12, 11, 13]),
+    "over three chunks": ([2, 1], [30, 3]),
+    "some without context": ([3, 0, 2, 5, 1], [9, 4, 0, 30, 1]),
+    "no context": ([3, 2], [0, 0]),
+    "no requests": ([], []),
+    "context and no new tokens": ([0, 0], [5, 9]),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp16": {"dtype": torch.float16},
+    "page 1": {"page_size": 1},
+    "rank 64": {"rank": 64},
+    "fp8 cache": {"kv_dtype": OCP},
+    "row scales": {"weight_scale": "row"},
+    "fp8 all over": {"weight_scale": "block", "kv_dtype": OCP, "rank": 192},
+}
+
+
+@pytest.fixture
+def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torch in the place of the fused kernel, which takes no CPU: the route is what is tested."""
+
+    def run(*args: Any) -> None:
+        flashinfer.gather_kv_b_proj(*args, backend="reference")
+
+    op = find_op("gather_kv_b_proj")
+    loaded = (lambda *args: None, run)
+    monkeypatch.setitem(op._loaded, "triton", loaded)
+    assert fused_backend.why_not_gather_kv_b_proj is not loaded[0]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_unfused(kind: str, batch: str) -> None:
+    prefill = Prefill(*BATCHES[batch], **{"dtype": BF16, **KINDS[kind]})
+    attention = prefill.attention(12, "unfused")
+    prefill.plan(attention)
+    assert not attention.fused
+    prefill.compare(prefill.run(attention))
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused(kind: str, batch: str) -> None:
+    prefill = Prefill(*BATCHES[batch], **{"dtype": BF16, **KINDS[kind]})
+    attention = prefill.attention(12, "fused")
+    prefill.plan(attention)
+    assert attention.fused
+    prefill.compare(prefill.run(attention))
+
+
+@pytest.mark.parametrize("budget", [4, 5, 8, 63, 64, 65])
+def test_budgets(budget: int) -> None:
+    """However the contexts are cut, and whatever the workspace held before."""
+    prefill = Prefill([2, 3, 1], [21, 0, 43], dtype=BF16)
+    attention = prefill.attention(budget, "unfused")
+    plan = prefill.plan(attention)
+    assert max(chunk.tokens for chunk in plan.chunks) <= budget
+    prefill.compare(prefill.run(attention))
+
+
+def test_results_may_be_given() -> None:
+    prefill = Prefill([2, 3], [21, 5], dtype=BF16)
+    attention = prefill.attention(64, "unfused")
+    prefill.plan(attention)
+    out = torch.full((5, 5, 40), float("nan"), dtype=BF16)
+    lse = torch.full((5, 5), float("nan"))
+    given = out[:, 1:4, 4:36], lse[:, 1:4]
+    found = prefill.run(attention, out=given[0], lse=given[1])
+    assert all(got is want for got, want in zip(found, given, strict=True))
+    prefill.compare(found)
+
+
+def test_a_plan_serves_every_layer() -> None:
+    """Two layers with caches and weights of their own, one plan."""
+    first, second = (Prefill([2, 3], [21, 5], dtype=BF16, seed=seed) for seed in (0, 0))
+    second.cache += 1
+    second.case.rows = [rows + 1 for rows in second.case.rows]
+    attention = first.attention(12, "unfused")
+    first.plan(attention)
+    first.compare(first.run(attention))
+    second.compare(second.run(attention))
+
+
+def explained(prefill: Prefill, q_data_type: torch.dtype, way: str = "auto") -> dict[str, str | None]:
+    attention = prefill.attention(64, way)
+    return attention.explain(prefill.cache, prefill.case.weight, prefill.case.dtype, q_data_type, **prefill.layer)
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+def test_the_dtype_of_attention_decides_and_not_that_of_the_queries() -> None:
+    """Queries of bf16 that attention will run in something else: keys that a fused kernel writes would not fit them."""
+    prefill = Prefill([2], [5], dtype=BF16)
+    assert prefill.q.dtype == BF16
+    assert explained(prefill, BF16) == {"fused": None, "unfused": None}
+    answers = explained(prefill, torch.float16)
+    assert answers == {
+        "fused": "needs attention in torch.bfloat16, in which keys and values are written, got q_data_type "
+        "torch.float16",
+        "unfused": None,
+    }
+    attention = prefill.attention(64, "auto")
+    prefill.plan(attention, torch.float16)
+    assert not attention.fused
+    out, lse = prefill.run(attention)
+    assert out.dtype == torch.float16
+    prefill.compare((out.bfloat16(), lse))
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+def test_fp8_queries_are_taken_neither_way() -> None:
+    prefill = Prefill([2], [5], dtype=BF16)
+    answers = explained(prefill, OCP)
+    assert str(answers["fused"]).startswith("needs attention in torch.bfloat16, in which keys and values are written")
+    sentence = "needs attention in 16 bits or more, as no backend takes queries of torch.float8_e4m3fn"
+    assert answers["unfused"] == sentence
+    with pytest.raises(flashinfer.BackendUnavailableError) as caught:
+        prefill.plan(prefill.attention(64, "auto"), OCP)
+    assert str(caught.value).splitlines()[0] == "MlaContextAttention: no way takes this step"
+    assert f"  unfused: {sentence}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "way", "fused", "unfused"),
+    [
+        ({}, "auto", "aiter needs an AMD GPU, got cpu; triton needs a GPU, got cpu", None),
+        (
+            {},
+            "fused",
+            "aiter needs an AMD GPU, got cpu; triton needs",
+            "this MlaContextAttention was made with way='fused'",
+        ),
+        ({}, "unfused", "this MlaContextAttention was made with way='unfused'", None),
+        ({"dtype": torch.float32}, "auto", "aiter needs", "needs keys in 16 bits, which concat_mla_k takes, got"),
+        ({"nope": 20, "v_dim": 20}, "auto", "aiter", "needs a qk_nope_head_dim that is a multiple of 8, got 20"),
+        ({"rope": 0}, "auto", "aiter", "needs a qk_rope_head_dim that is a multiple of 8, got 0"),
+    ],
+)
+def test_why_not(kind: dict[str, Any], way: str, fused: str, unfused: str | None) -> None:
+    answers = explained(prefill := Prefill([2], [5], **{"dtype": BF16, **kind}), prefill.case.dtype, way)
+    assert str(answers["fused"]).startswith(fused)
+    assert answers["unfused"] == unfused or (unfused is not None and str(answers["unfused"]).startswith(unfused))
+
+
+def test_pages_apart_are_declined() -> None:
+    prefill = Prefill([2], [9], dtype=BF16)
+    prefill.cache = prefill.case.cache
+    answers = explained(prefill, BF16)
+    assert answers["fused"] == answers["unfused"]
+    assert str(answers["unfused"]).startswith("needs a cache without gaps between pages, got stride")
+
+
+def test_a_workspace_that_holds_no_page_is_refused() -> None:
+    prefill = Prefill([2], [9], dtype=BF16)
+    with pytest.raises(flashinfer.InvalidArgumentError, match="chunk_tokens must be at least a page, 4 tokens, got 3"):
+        prefill.plan(prefill.attention(3, "unfused"))
+
+
+def test_misuse_is_refused() -> None:
+    prefill = Prefill([2], [9], dtype=BF16)
+    attention = prefill.attention(64, "unfused")
+    with pytest.raises(NotPlannedError, match="MlaContextAttention: plan\\(\\) must be called first"):
+        prefill.run(attention)
+    prefill.plan(attention)
+    cache, prefill.cache = prefill.cache, prefill.cache[1:]
+    with pytest.raises(flashinfer.InvalidArgumentError, match=r"kv_cache must be .* as in the plan"):
+        prefill.run(attention)
+    prefill.cache, prefill.q = cache, prefill.q.half()
+    with pytest.raises(flashinfer.InvalidArgumentError, match=r"q must be of the step's dtype torch\.bfloat16"):
+        prefill.run(attention)
+    workspace = torch.empty(1 << 12, dtype=torch.uint8)
+    with pytest.raises(flashinfer.InvalidArgumentError, match="way must be one of"):
+        MlaContextAttention(workspace, prefill.shape, 4, way="both")
+    with pytest.raises(flashinfer.InvalidArgumentError, match="dcp_world_size must be 1"):
+        MlaContextAttention(workspace, prefill.shape, 4, dcp_world_size=2)
+    with pytest.raises(flashinfer.InvalidArgumentError, match="workspace must be contiguous and on a multiple of 16"):
+        MlaContextAttention(workspace[1:], prefill.shape, 4)
+
+
+def test_fused_takes_less_workspace() -> None:
+    """DeepSeek's on one GPU, and on each of eight: bytes of a token, by hand."""
+    for heads in (16, 128):
+        shape = MlaShape(heads)
+        assert shape.bytes_per_token(BF16, fused=True) == heads * (192 + 128) * 2
+        assert shape.bytes_per_token(BF16, fused=False) == 576 * 2 + heads * (256 + 192) * 2
