@@ -251,8 +251,7 @@ def _lengths(name: str, values: torch.Tensor | Sequence[int]) -> torch.Tensor:
 
 
 def _chunk(row: list[int]) -> MlaContextChunk:
-    row[3] = bool(row[3])
-    return MlaContextChunk(*row)
+    return MlaContextChunk(*row[:3], bool(row[3]), *row[4:])
 
 
 def _refuse(report: list[int]) -> NoReturn:

@@ -16,7 +16,7 @@ BLOCK_SCALES = tl.constexpr(2)
 SCALE_BLOCK = tl.constexpr(128)
 # As kernels report (csrc_rocm/kernels/common/fault.h): kOpGatherKvBProj << 8 | kPageIdRange or kContextPages.
 BAD_PAGE = tl.constexpr(9 << 8 | 4)
-NO_PAGE = tl.constexpr(9 << 8 | 22)
+NO_PAGE = tl.constexpr(9 << 8 | 26)
 
 
 @triton.jit
