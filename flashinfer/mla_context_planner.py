@@ -251,7 +251,8 @@ def _lengths(name: str, values: torch.Tensor | Sequence[int]) -> torch.Tensor:
 
 
 def _chunk(row: list[int]) -> MlaContextChunk:
-    return MlaContextChunk(*row[:3], bool(row[3]), *row[4:])
+    first, requests, tokens, continues, *rest = row
+    return MlaContextChunk(first, requests, tokens, bool(continues), *rest)
 
 
 def _refuse(report: list[int]) -> NoReturn:
