@@ -34,24 +34,34 @@ class Budget:
     narrow_stores: int  # narrower ones at most, all of them fault reports
     vgprs: int
     lds_bytes: int = 0
+    scalar_spills: int = 0  # into lanes of vector registers, which costs a few instructions before the loop
     element_stores: int = 0  # stores of less than four bytes at most: rows that share no vector with their neighbours
 
 
 # 128 VGPRs are four waves on a SIMD: two workgroups of 512 threads on a CU, which 32 KiB of LDS each also allow on
-# gfx942 (64 KiB to a CU). The append kernels share the slots of their rows in 4 KiB of LDS and want five waves (96
-# VGPRs) to cover their latency.
+# gfx942 (64 KiB to a CU). The append kernels share the slots of their rows in 4 KiB of LDS; K and V of four vectors a thread,
+# or eight vectors of MLA, are in flight. Tiles of shuffled pages take 17 KiB of LDS: three workgroups to a gfx942 CU.
 HOT = (
     Budget("kernels/page_convert.cu", ("20convert_pages_kernel",), 8, 4, 12, 8, vgprs=128, lds_bytes=32768),
     Budget("kernels/page_convert.cu", ("convert_large_pages_kernel",), 8, 4, 12, 8, vgprs=128, lds_bytes=32768),
     Budget("kernels/page.cu", ("append_kernel", "Vec16", "RowKindE0"), 8, 8, 40, 24, vgprs=96, lds_bytes=4096),
-    Budget("kernels/page.cu", ("append_kernel", "Vec16", "PoolLayoutE0"), 8, 2, 40, 24, vgprs=128, lds_bytes=4096),
-    Budget("kernels/page.cu", ("append_mla_kernel", "Vec16"), 8, 2, 40, 24, vgprs=136, lds_bytes=4096),
-    Budget("kernels/page.cu", ("append_shuffled_kernel", "ILi1E", "RowKindE0"), 6, 5, 40, 40, 104, 17408, 16),
-    Budget("kernels/page.cu", ("append_shuffled_kernel", "ILi2E", "RowKindE0"), 6, 5, 40, 40, 104, 17408, 8),
-    Budget("kernels/page.cu", ("append_shuffled_kernel", "ILi4E", "RowKindE0"), 6, 5, 40, 40, 104, 17408, 0),
-    Budget("kernels/page.cu", ("append_shuffled_kernel", "ILi1E"), 6, 5, 40, 40, 176, 17408, 16),
-    Budget("kernels/page.cu", ("append_kernel", "Vec16", "PoolLayoutE0"), 8, 8, 40, 24, vgprs=96, lds_bytes=4096),
-    Budget("kernels/page.cu", ("append_mla_kernel", "Vec16"), 4, 4, 40, 24, vgprs=96, lds_bytes=4096),
+    Budget("kernels/page.cu", ("append_mla_kernel", "Vec16", "RowKindE0"), 8, 8, 40, 24, 136, 4096, scalar_spills=4),
+    # Those that make FP8 hold two or four vectors of the row for one of the cache.
+    *(
+        Budget("kernels/page.cu", (name, "Vec16", f"RowKindE{kind}"), 8, 2, 40, 24, 128, 4096, scalar_spills=24)
+        for name in ("append_kernel", "append_mla_kernel")
+        for kind in (1, 2, 3)
+    ),
+    Budget(
+        "kernels/page.cu", ("append_shuffled_kernel", "ILi1E", "RowKindE0"), 6, 5, 40, 40, 104, 17408, element_stores=16
+    ),
+    Budget(
+        "kernels/page.cu", ("append_shuffled_kernel", "ILi2E", "RowKindE0"), 6, 5, 40, 40, 104, 17408, element_stores=8
+    ),
+    Budget(
+        "kernels/page.cu", ("append_shuffled_kernel", "ILi4E", "RowKindE0"), 6, 5, 40, 40, 104, 17408, element_stores=0
+    ),
+    Budget("kernels/page.cu", ("append_shuffled_kernel", "ILi1E"), 6, 5, 40, 40, 176, 17408, element_stores=16),
     # The gathers share the sources of their rows in LDS. K and V of four rows, or eight vectors of either, in flight.
     Budget("kernels/gather.cu", ("strided", "Vec16", "GatherOutE0"), 8, 8, 24, 12, vgprs=64, lds_bytes=1536),
     Budget("kernels/gather.cu", ("strided", "Vec16", "GatherOutE1"), 8, 16, 24, 12, vgprs=80, lds_bytes=1536),
@@ -103,6 +113,8 @@ def test_a_hot_kernel_keeps_its_budget(budget: Budget, arch: str, code_objects: 
         assert by_kind["store", False] <= budget.narrow_stores, what
         assert all(a.width >= 4 for a in found if a.kind == "load"), f"a hot kernel loads no bytes or halves. {what}"
         assert sum(n for a, n in found.items() if a.width < 4) <= budget.element_stores, what
-        assert kernel.scalar_spills == 0, f"{kernel.name}: {kernel.scalar_spills} scalar registers spilled"
+        assert kernel.scalar_spills <= budget.scalar_spills, (
+            f"{kernel.name}: {kernel.scalar_spills} scalar registers spilled"
+        )
         assert kernel.vgprs <= budget.vgprs, f"{kernel.name}: {kernel.vgprs} VGPRs"
         assert kernel.lds_bytes <= budget.lds_bytes, f"{kernel.name}: {kernel.lds_bytes} bytes of LDS"
