@@ -7,7 +7,7 @@ call goes through `torch.ops.flashinfer.<name>`, so that an op is exactly one no
 
 A backend is a module `flashinfer.backends.<backend>.<family>` with two functions an op: `why_not_<op>(*args)`
 returns None or a sentence, `<op>(*args)` does the work. Both take the schema's arguments without `backend`. It may have
-a third, `prepare_<op>(*args)`, which gets ready what the call needs (compiles, say) and raises where that fails.
+a third, `ready_<op>(*args)`, which gets ready what the call needs (compiles, say) and raises where that fails.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Op:
         self.check = check
         self.fake = fake
         self._loaded: dict[str, tuple[Callable[..., str | None], Callable[..., Any]]] = {}
-        self._prepare: dict[str, Callable[..., None]] = {}
+        self._getting_ready: dict[str, Callable[..., None]] = {}
         head, arrow, result = schema.partition(" -> ")
         LIBRARY.define(f"{name}({head}, str backend){arrow}{result}")
         LIBRARY.impl(name, self._run, "CompositeExplicitAutograd")
@@ -204,9 +204,9 @@ class Op:
         if found is None:
             module: ModuleType = importlib.import_module(f"flashinfer.backends.{backend}.{self.family}")
             found = (getattr(module, f"why_not_{self.name}"), getattr(module, self.name))
-            prepare = getattr(module, f"prepare_{self.name}", None)
-            if prepare is not None:
-                self._prepare[backend] = prepare
+            ready = getattr(module, f"ready_{self.name}", None)
+            if ready is not None:
+                self._getting_ready[backend] = ready
             self._loaded[backend] = found
         return found
 
@@ -226,14 +226,14 @@ class Op:
         wanted = self.wanted(backend)
         for name in wanted:
             why_not, run = self._loaded.get(name) or self.functions(name)
-            if why_not(*args) is None and (name not in self._prepare or self._ready(name, args, len(wanted) > 1)):
+            if why_not(*args) is None and (name not in self._getting_ready or self._ready(name, args, len(wanted) > 1)):
                 return run
         lines = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons(args, backend).items())
         raise BackendUnavailableError(f"{self.name}: no backend takes this call\n{lines}\n  inputs: {_inputs(args)}")
 
     def _ready(self, name: str, args: Any, may_fail: bool) -> bool:
         try:
-            self._prepare[name](*args)
+            self._getting_ready[name](*args)
         except (BackendUnavailableError, BuildError):
             if may_fail:
                 return False

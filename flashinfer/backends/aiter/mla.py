@@ -98,7 +98,7 @@ def _is_decode(max_q_len: int, uniform_q: bool) -> bool:
     return uniform_q and max_q_len <= MOST_DECODE_QUERIES
 
 
-def prepare_mla_paged_attention(*args: object) -> None:
+def ready_mla_paged_attention(*args: object) -> None:
     """Import AITER; nothing to do after the first time."""
     for name in (mla_interface.DECODE, mla_interface.PREFILL):
         mla_interface.entry_point(name)

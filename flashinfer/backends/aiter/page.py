@@ -93,7 +93,7 @@ def _why_not_caches(k_cache: torch.Tensor, v_cache: torch.Tensor) -> str | None:
     return None
 
 
-def prepare_append_paged_kv_cache(append_key: torch.Tensor, *args: object) -> None:
+def ready_append_paged_kv_cache(append_key: torch.Tensor, *args: object) -> None:
     """Build what the call needs; nothing to do after the first on a device."""
     if append_key.device not in _units:
         prepare_device(append_key.device)

@@ -123,7 +123,7 @@ def test_a_gate_is_the_same_for_auto_and_by_name(site: Path, name: str, monkeypa
     with pytest.raises(BackendUnavailableError) as caught:
         run("aiter", **change())
     assert f"\n  aiter: {sentence}\n" in str(caught.value)
-    monkeypatch.setattr(ops.append_paged_kv_cache, "_prepare", {"aiter": _unwanted})
+    monkeypatch.setattr(ops.append_paged_kv_cache, "_getting_ready", {"aiter": _unwanted})
     run(**change())
 
 
