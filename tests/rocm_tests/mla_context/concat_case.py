@@ -27,22 +27,21 @@ class ConcatCase:
         pad: int = 32,
         device: str = "cpu",
     ) -> None:
-        def rows(count: int, dim: int, seed: int) -> torch.Tensor:
+        def rows(count: int, dim: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
             buffer = random_bits((tokens, count + 1, offset + dim + pad), dtype, seed=seed).to(device)
-            return buffer[:, :count, offset : offset + dim]
+            return buffer, buffer[:, :count, offset : offset + dim]
 
-        self.k, self.nope, self.rope = rows(heads, nope + rope, 1), rows(heads, nope, 2), rows(1, rope, 3)
-        base = self.k._base
-        assert base is not None
-        self.base, self.before = base, base.clone()
+        self.offset = offset
+        self.base, self.k = rows(heads, nope + rope, 1)
+        (_, self.nope), (_, self.rope) = rows(heads, nope, 2), rows(1, rope, 3)
+        self.before = self.base.clone()
 
     def compare(self) -> None:
         """The result, and that nothing beside it has changed; in bits, as torch cannot join all of these dtypes."""
         base, before = _bits(self.base), _bits(self.before)
         (nope, rope), (_, heads, width) = (_bits(self.nope), _bits(self.rope)), self.k.shape
-        first = self.k.storage_offset() % self.k.stride(1)
         for head in range(heads):
-            before[:, head, first : first + width] = torch.cat([nope[:, head], rope[:, 0]], dim=-1)
+            before[:, head, self.offset : self.offset + width] = torch.cat([nope[:, head], rope[:, 0]], dim=-1)
         assert_equal_bits(base, before)
 
     def check(self, backend: str) -> None:
