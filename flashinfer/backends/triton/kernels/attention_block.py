@@ -47,6 +47,16 @@ def first_bad_page(pages, entry, end, num_pages, STEP: tl.constexpr):
 
 
 @triton.jit
+def tell_bad_pages(lse, worst, pages, first, begin, end, num_pages, fault, op, PAGE_SIZE: tl.constexpr):
+    """Report a page that does not exist. Nothing of the request is then to be believed, which an LSE of +inf says."""
+    if (tl.max(worst, 0) >= num_pages.to(worst.dtype)) & (end > begin):
+        bad = first_bad_page(pages, begin // PAGE_SIZE, tl.cdiv(end, PAGE_SIZE), num_pages, 64)
+        report(fault, op, PAGE_ID_RANGE, first + bad, tl.load(pages + bad), num_pages + bad * 0)
+        lse = tl.full(lse.shape, float("inf"), tl.float32)
+    return lse
+
+
+@triton.jit
 def attend_block(
     q, sinks, stored, paged, masks, strides, heads, scales, fault, op, b, of_request, block, kv_head, lo, hi,
     begins, PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
@@ -123,10 +133,6 @@ def attend_block(
     top, total, acc, worst = state
     result = acc * tl.where(total > 0, v_scale / total, 0.0)[:, None]
     lse = tl.where(total > 0, top + tl.log2(total), float("-inf"))
-    if LAYOUT != RAGGED:  # noqa: SIM102
-        if (tl.max(worst, 0) >= num_pages.to(unsigned)) & (end > begin):
-            # Nothing of the request is to be believed, and what stood in for the page may have been NaN.
-            bad = first_bad_page(pages, begin // PAGE_SIZE, tl.cdiv(end, PAGE_SIZE), num_pages, 64)
-            report(fault, op, PAGE_ID_RANGE, first + bad, tl.load(pages + bad), num_pages + bad * 0)
-            lse = tl.full([ROWS], float("inf"), tl.float32)
+    if LAYOUT != RAGGED:
+        lse = tell_bad_pages(lse, worst, pages, first, begin, end, num_pages, fault, op, PAGE_SIZE)
     return result, lse, q_row, head, live
