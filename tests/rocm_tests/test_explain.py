@@ -102,6 +102,10 @@ def test_every_public_op() -> None:
         name: {"backend": "reference"} for name, (_, answers) in calls.items() if answers == {"reference": None}
     }
     options["mla_paged_attention"] = {"causal": True, "sm_scale": 1.0, "backend": "reference"}
+    plain = {"backend": "reference"}
+    options = {"mla_paged_attention": {"causal": True, "sm_scale": 1.0, **plain}}
+    options |= dict.fromkeys(("paged_attention", "ragged_attention"), plain)
+    options |= dict.fromkeys(("merge_state", "merge_state_in_place", "merge_states"), plain)
     for name, (arguments, answers) in calls.items():
         assert flashinfer.explain(getattr(flashinfer, name), *arguments, **options.get(name, {})) == answers, name
     assert planes.count_nonzero() == 0

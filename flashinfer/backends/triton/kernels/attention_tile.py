@@ -1,0 +1,154 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A tile of keys and values against a block of query rows."""
+
+import triton
+import triton.language as tl
+
+from flashinfer.backends.triton.kernels.attention_batch import RAGGED, SHUFFLED
+
+
+@triton.jit
+def soften(scores, scale, top, total, MASKED: tl.constexpr):
+    """One step of the running softmax in base 2: weights, what older sums shrink by, new maximum and sum."""
+    if MASKED:
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # A row that has seen no key yet: -inf minus -inf would be NaN.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores - base[:, None])
+    else:
+        # The scale is not negative: it may wait for the subtraction, which makes one instruction of both.
+        base = tl.maximum(top, tl.max(scores, 1) * scale)
+        new_top = base
+        weights = tl.exp2(scores * scale - base[:, None])
+    shrink = tl.exp2(top - base)
+    return weights, shrink, new_top, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def load_keys(
+    k, k_row, d, DQ: tl.constexpr, END: tl.constexpr, PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr,
+):  # fmt: skip
+    """Dimensions `d`, up to END, of keys; those from DQ on are 0."""
+    column = (d // X) * (PAGE_SIZE * X) + d % X if LAYOUT == SHUFFLED else d
+    to_k = k + k_row[:, None] + column[None, :]
+    return tl.load(to_k) if END <= DQ else tl.load(to_k, (d < DQ)[None, :], 0.0)
+
+
+@triton.jit
+def score(
+    queries, k, k_row, DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr, TILE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr, VECTORS: tl.constexpr,
+):  # fmt: skip
+    """`q k^T` of a tile whose keys begin at `k_row`."""
+    q1, q2, quarters = queries
+    if VECTORS == 2:
+        # A quarter at a time neighbouring lanes take neighbouring tokens, whose vectors lie side by side in a page.
+        qa, qb, qc, qd = quarters
+        QUARTER: tl.constexpr = DQ1 // 4
+        d = tl.arange(0, QUARTER)
+        ka = load_keys(k, k_row, d, DQ, QUARTER, PAGE_SIZE, LAYOUT, X)
+        scores = tl.dot(qa, tl.trans(ka.to(q1.dtype)))
+        kb = load_keys(k, k_row, QUARTER + d, DQ, 2 * QUARTER, PAGE_SIZE, LAYOUT, X)
+        scores = tl.dot(qb, tl.trans(kb.to(q1.dtype)), scores)
+        kc = load_keys(k, k_row, 2 * QUARTER + d, DQ, 3 * QUARTER, PAGE_SIZE, LAYOUT, X)
+        scores = tl.dot(qc, tl.trans(kc.to(q1.dtype)), scores)
+        kd = load_keys(k, k_row, 3 * QUARTER + d, DQ, DQ1, PAGE_SIZE, LAYOUT, X)
+        scores = tl.dot(qd, tl.trans(kd.to(q1.dtype)), scores)
+    elif VECTORS == 1:
+        chunk = tl.arange(0, DQ1 // X) * (PAGE_SIZE * X)
+        k3 = tl.load(k + chunk[:, None, None] + k_row[None, :, None] + tl.arange(0, X)[None, None, :])
+        scores = tl.dot(q1, tl.reshape(tl.permute(k3, (0, 2, 1)), (DQ1, TILE)).to(q1.dtype))
+    else:
+        k1 = load_keys(k, k_row, tl.arange(0, DQ1), DQ, DQ1, PAGE_SIZE, LAYOUT, X)
+        scores = tl.dot(q1, tl.trans(k1.to(q1.dtype)))
+    if DQ2 > 0:
+        k2 = load_keys(k, k_row, DQ1 + tl.arange(0, DQ2), DQ, DQ1 + DQ2, PAGE_SIZE, LAYOUT, X)
+        scores = tl.dot(q2, tl.trans(k2.to(q1.dtype)), scores)
+    return scores
+
+
+@triton.jit
+def hide(scores, rows, at, WINDOW: tl.constexpr, CUSTOM: tl.constexpr):
+    """-inf where a row does not see a key."""
+    first_seen, last_seen, custom_mask, mask_bits = rows
+    seen = at[None, :] <= last_seen[:, None]
+    if WINDOW:
+        seen = seen & (at[None, :] >= first_seen[:, None])
+    if CUSTOM:
+        # From a row's first byte on 32 bits suffice.
+        bit = (mask_bits & 7).to(tl.int32)[:, None] + at[None, :]
+        byte = tl.load((custom_mask + (mask_bits >> 3))[:, None] + (bit >> 3), seen, 0).to(tl.int32)
+        seen = seen & (((byte >> (bit & 7)) & 1) != 0)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def page_of(at, keys, worst, MASKED: tl.constexpr, PAGE_SIZE: tl.constexpr):
+    """Pages of keys, as an existing one where there is none, and their ids; past the last key its page stands in."""
+    pages, last_key, last_page = keys
+    entry = tl.minimum(at, last_key) // PAGE_SIZE if MASKED else at // PAGE_SIZE
+    # Without a sign a negative id is one too large.
+    page = tl.load(pages + entry).to(worst.dtype)
+    return tl.minimum(page, last_page.to(worst.dtype)).to(tl.int64), page
+
+
+@triton.jit
+def attend(
+    state, queries, rows, keys, stored, scales, begin, end,
+    PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr, TILE: tl.constexpr, DQ: tl.constexpr,
+    DQ1: tl.constexpr, DQ2: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr, CUSTOM: tl.constexpr, MASKED: tl.constexpr, VECTORS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Attention of a block of rows to the keys [begin, end) of a request; begin is a multiple of TILE.
+
+    Not MASKED: every row sees every key, and end is a multiple of TILE as well.
+    """
+    top, total, acc, worst = state
+    q1, _, _ = queries
+    _, last_key, _ = keys
+    k, v, k_page, k_slot, v_page, v_slot = stored
+    score_scale, cap_into, cap_out_of = scales
+    e = tl.arange(0, DVP)
+    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+        at = tl.multiple_of(start, TILE) + tl.arange(0, TILE)
+        if LAYOUT == RAGGED:
+            # Past the end the last key stands in: real memory, and a weight of 0.
+            token = (tl.minimum(at, last_key) if MASKED else at).to(tl.int64)
+            k_row = token * k_slot
+            v_row = token * v_slot
+        else:
+            page, ids = page_of(at, keys, worst, MASKED, PAGE_SIZE)
+            worst = tl.maximum(worst, ids)
+            place = at % PAGE_SIZE
+            if LAYOUT == SHUFFLED:
+                k_row = page * k_page + place * X
+                v_row = page * v_page + (place // X) * (DV * X) + place % X
+                if VECTORS:
+                    # What the compiler cannot see, as pages come out of memory: X tokens are one vector of V.
+                    v_row = tl.max_contiguous(tl.multiple_of(v_row, X), X)
+            else:
+                k_row = page * k_page + place * k_slot
+                v_row = page * v_page + place * v_slot
+        scores = score(queries, k, k_row, DQ, DQ1, DQ2, TILE, PAGE_SIZE, LAYOUT, X, VECTORS)
+        if SOFT_CAP:
+            # cap * tanh(score / cap), to base 2.
+            scores = (2.0 * tl.sigmoid(cap_into * scores) - 1.0) * cap_out_of
+        if MASKED:
+            scores = hide(scores if SOFT_CAP else scores * score_scale, rows, at, WINDOW, CUSTOM)
+        weights, shrink, top, total = soften(scores, 1.0 if SOFT_CAP else score_scale, top, total, MASKED)
+        if VECTORS == 1:
+            # A vector of V is X tokens of one dimension.
+            some = start + tl.arange(0, TILE // X) * X
+            page, _ = page_of(some, keys, worst, MASKED, PAGE_SIZE)
+            v_row = page * v_page + (some % PAGE_SIZE) * DV
+            v3 = tl.load(v + v_row[:, None, None] + (e * X)[None, :, None] + tl.arange(0, X)[None, None, :])
+            values = tl.reshape(tl.permute(v3, (0, 2, 1)), (TILE, DVP)).to(q1.dtype)
+        else:
+            to_v = v + v_row[:, None] + (e * X if LAYOUT == SHUFFLED else e)[None, :]
+            values = (tl.load(to_v) if DVP == DV else tl.load(to_v, (e < DV)[None, :], 0.0)).to(q1.dtype)
+        if MASKED and LAYOUT != RAGGED:
+            # What follows the last key in its page may be anything, NaN included.
+            values = tl.where((at <= last_key)[:, None], values, 0.0)
+        acc = tl.dot(weights.to(q1.dtype), values, acc * shrink[:, None])
+    return top, total, acc, worst
