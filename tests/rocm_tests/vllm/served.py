@@ -23,7 +23,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[3]
 PAGE_SIZE = 16
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-START_S, ANSWER_S = 280, 60
+START_S, ANSWER_S = 600, 60
 
 _ENVIRONMENT = {
     "FLASHINFER_VLLM_CPU": "1",

@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.slow]
+# Engines start in a quarter of a minute each; on a machine with much other work it was ten times that.
+pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COUNT = 12
 

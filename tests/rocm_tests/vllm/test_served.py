@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.slow]
+# Engines start in a quarter of a minute each; on a machine with much other work it was ten times that.
+pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COUNT = 24
 # Shorter than a page, one page, one token more, and more than one step's batch.
