@@ -39,8 +39,9 @@ class Budget:
 
 
 # 128 VGPRs are four waves on a SIMD: two workgroups of 512 threads on a CU, which 32 KiB of LDS each also allow on
-# gfx942 (64 KiB to a CU). The append kernels share the slots of their rows in 4 KiB of LDS; K and V of four vectors a thread,
-# or eight vectors of MLA, are in flight. Tiles of shuffled pages take 17 KiB of LDS: three workgroups to a gfx942 CU.
+# gfx942 (64 KiB to a CU). The append kernels share the slots of their rows in 4 KiB of LDS; K and V of four vectors a
+# thread, or eight vectors of MLA, are in flight. Tiles of shuffled pages take 17 KiB of LDS: three workgroups to a
+# gfx942 CU.
 HOT = (
     Budget("kernels/page_convert.cu", ("20convert_pages_kernel",), 8, 4, 12, 8, vgprs=128, lds_bytes=32768),
     Budget("kernels/page_convert.cu", ("convert_large_pages_kernel",), 8, 4, 12, 8, vgprs=128, lds_bytes=32768),
