@@ -11,9 +11,7 @@ namespace {
 // FlashInfer's granularity: 16 bytes of 16-bit elements.
 constexpr int64_t kMultiple = 8;
 
-bool is_taken(at::ScalarType type) {
-  return type == at::kBFloat16 || type == at::kHalf || c10::isFloat8Type(type);
-}
+bool is_taken(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf || c10::isFloat8Type(type); }
 
 void concat_mla_k_shim(const at::Tensor& k, const at::Tensor& k_nope, const at::Tensor& k_rope) {
   require(k.dim() == 3 && k_nope.dim() == 3 && k_rope.dim() == 3 && is_taken(k.scalar_type()));
