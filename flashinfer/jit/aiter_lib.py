@@ -71,7 +71,7 @@ def cache_spec(install: AiterInstall, *, extra_includes: tuple[Path, ...] = ()) 
     """
     declared = _DECLARATION.search(_text(install, "csrc/include/cache.h"))
     tensor = declared[1] if declared else None
-    if tensor not in (_TORCH, _OWN):
+    if tensor is None or tensor not in (_TORCH, _OWN):
         found = f"reshape_and_cache_flash({tensor}&, ...)" if tensor else "no reshape_and_cache_flash"
         raise BackendUnavailableError(
             f"aiter: csrc/include/cache.h must declare the function with {_TORCH} or {_OWN}, got {found} in {install}"
