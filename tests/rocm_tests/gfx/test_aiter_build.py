@@ -41,9 +41,9 @@ Array = npt.NDArray[Any]
 pytestmark = [pytest.mark.amd_toolchain, pytest.mark.aiter_sources]
 
 
-def build(arch: str) -> dict[str, Any]:
+def build(arch: str) -> subprocess.CompletedProcess[str]:
     command = [ROOT / "scripts" / "rocm_env", "--python", sys.executable, "python"]
-    done = subprocess.run(
+    return subprocess.run(
         [*command, str(Path(__file__).with_name("build_aiter.py")), str(ROOT / ".aiter"), arch],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
@@ -51,16 +51,23 @@ def build(arch: str) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
 
 
 @functools.cache
-def reports() -> dict[str, dict[str, Any]]:
-    """A report of build_aiter.py for each architecture. A first run compiles for minutes, all of them at once."""
+def builds() -> dict[str, subprocess.CompletedProcess[str]]:
+    """A run of build_aiter.py for each architecture, all at once: minutes where nothing is built yet.
+
+    One that failed is kept too, so that only the first test waits for it.
+    """
     with ThreadPoolExecutor(len(ARCHES)) as pool:
         return dict(zip(ARCHES, pool.map(build, ARCHES), strict=True))
+
+
+def report(arch: str) -> dict[str, Any]:
+    done = builds()[arch]
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def device_code(path: Path) -> list[tuple[str, bytes]]:
@@ -80,23 +87,23 @@ def device_code(path: Path) -> list[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_it_builds_and_loads_without_importing_aiter(arch: str) -> None:
-    report = reports()[arch]
-    assert report["version"] == "0.1.7.post2.dev18"
-    assert Path(report["package"]) == ROOT / ".aiter" / "aiter"
-    assert report["defines"] == {"FI_AITER_TORCH": "1", "FI_AITER_STREAM": "0", "FI_AITER_CAN_THROW": "0"}
-    assert report["returned"] is None
-    assert not report["imported"]
+    found = report(arch)
+    assert found["version"] == "0.1.7.post2.dev18"
+    assert Path(found["package"]) == ROOT / ".aiter" / "aiter"
+    assert found["defines"] == {"FI_AITER_TORCH": "1", "FI_AITER_STREAM": "0", "FI_AITER_CAN_THROW": "0"}
+    assert found["returned"] is None
+    assert not found["imported"]
 
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_it_holds_code_for_its_architecture_alone(arch: str) -> None:
-    targets = {target for target, _ in device_code(Path(reports()[arch]["path"]))}
+    targets = {target for target, _ in device_code(Path(report(arch)["path"]))}
     assert targets == {f"hipv4-amdgcn-amd-amdhsa--{arch}"}
 
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_it_shows_one_symbol_and_needs_no_python(arch: str) -> None:
-    path = Path(reports()[arch]["path"])
+    path = Path(report(arch)["path"])
     symbols = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
     assert [line.split()[-1] for line in symbols.splitlines()] == [aiter_lib.ENTRY]
     dynamic = subprocess.run(["readelf", "-d", path], capture_output=True, text=True, check=True).stdout
@@ -106,7 +113,7 @@ def test_it_shows_one_symbol_and_needs_no_python(arch: str) -> None:
 
 
 def test_architectures_lie_side_by_side() -> None:
-    paths = [Path(reports()[arch]["path"]) for arch in ARCHES]
+    paths = [Path(report(arch)["path"]) for arch in ARCHES]
     assert len({path.parent.name for path in paths}) == len(paths)
     assert [path.parent.parent.name for path in paths] == [f"hip_{arch}" for arch in ARCHES]
 
@@ -115,7 +122,7 @@ def test_architectures_lie_side_by_side() -> None:
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CodeObject]:
     """The code objects of the gfx942 module: ours with the slot mapping, and AITER's."""
     folder, found = tmp_path_factory.mktemp("code"), {}
-    for i, (_, blob) in enumerate(device_code(Path(reports()["gfx942"]["path"]))):
+    for i, (_, blob) in enumerate(device_code(Path(report("gfx942")["path"]))):
         (folder / f"{i}.co").write_bytes(blob)
         code = CodeObject(folder / f"{i}.co")
         if code.kernels:
