@@ -4,6 +4,7 @@
 // flashinfer/ops/page.py does in words. `fault` is int64[4] on the same device.
 #include "kernels/page.h"
 
+#include "shims/fp8.h"
 #include "shims/tensor.h"
 
 namespace fi {
@@ -19,9 +20,9 @@ void require_page_table(const at::Tensor& rows, const at::Tensor& batch_indices,
 
 // How rows get into a cache; refuses pairs of dtypes that have no way.
 RowKind row_kind(const at::Tensor& rows, const at::Tensor& cache) {
-  const auto from = rows.scalar_type(), to = cache.scalar_type();
-  if (from == to) return RowKind::kAsIs;
-  require(to == at::kFloat8_e4m3fn || to == at::kFloat8_e4m3fnuz);
+  const auto from = rows.scalar_type();
+  if (from == cache.scalar_type()) return RowKind::kAsIs;
+  require(is_fp8(cache));
   require(from == at::kHalf || from == at::kBFloat16 || from == at::kFloat);
   return from == at::kHalf ? RowKind::kHalf : from == at::kBFloat16 ? RowKind::kBfloat16 : RowKind::kFloat;
 }
@@ -29,7 +30,7 @@ RowKind row_kind(const at::Tensor& rows, const at::Tensor& cache) {
 // Least and most are SCALE_LEAST and SCALE_MOST of flashinfer/ops/page.py.
 Quantizer quantizer_of(RowKind from, double scale, const at::Tensor& cache) {
   require(from == RowKind::kAsIs ? scale == 1 : scale >= 0x1p-126 && scale <= 0x1p126);
-  return Quantizer{1.0f / static_cast<float>(scale), cache.scalar_type() == at::kFloat8_e4m3fnuz};
+  return Quantizer{1.0f / static_cast<float>(scale), is_fnuz(cache)};
 }
 
 // A cache of these sizes; -1 leaves a size free. No pages is a pool too, but kernels divide by the page size.
@@ -115,7 +116,6 @@ void append_paged_kv_cache_shim(const at::Tensor& key, const at::Tensor& value, 
                                 const at::Tensor& kv_indices, const at::Tensor& kv_indptr, c10::string_view layout,
                                 double k_scale, double v_scale, const at::Tensor& fault) {
   require_append(key, value, k_cache, v_cache, layout);
-  require(k_scale == 1 && v_scale == 1);
   require(k_cache.numel() == 0 || k_cache.const_data_ptr() != v_cache.const_data_ptr());
   require_page_table(key, batch_indices, positions, kv_indices, kv_indptr);
   const c10::DeviceGuard guard(key.device());
@@ -151,7 +151,6 @@ void append_paged_mla_kv_cache_shim(const at::Tensor& ckv, const at::Tensor& kpe
                                     const at::Tensor& kpe_cache, const at::Tensor& kv_indices,
                                     const at::Tensor& kv_indptr, double kv_scale, const at::Tensor& fault) {
   require_append_mla(ckv, kpe, ckv_cache, kpe_cache);
-  require(kv_scale == 1);
   require(ckv_cache.numel() == 0 || kpe_cache.numel() == 0 || ckv_cache.const_data_ptr() != kpe_cache.const_data_ptr());
   require_page_table(ckv, batch_indices, positions, kv_indices, kv_indptr);
   const c10::DeviceGuard guard(ckv.device());
