@@ -30,6 +30,9 @@ enum FaultCode : int64_t {
   kAppendIndptrOrder = 9,  // append_indptr negative or decreasing
   kSeqLenShort = 10,       // sequence shorter than what is appended to it
   kSeqLenRange = 11,       // sequence length beyond int32
+  kQoIndptrRange = 12,     // qo_indptr decreasing, or past q's rows
+  kLastPageRange = 13,     // last page with more tokens than a page has, or fewer than none
+  kKvIndptrRange = 14,     // kv_indptr past the rows of k
   kOutIndptrOrder = 20,    // out_indptr negative or decreasing
   kOutShort = 21,          // out_indptr points past the end of the output
   kTokenRange = 22,        // token beyond its request's pages, or negative
@@ -38,6 +41,10 @@ enum FaultCode : int64_t {
   kContextPages = 26,      // context token without a page
   kPieceRequest = 27,      // piece of a request that has no block table
 };
+
+// Ops whose kernels are in flashinfer/backends/triton; those of compiled kernels stand in the kernels' headers.
+constexpr int64_t kOpPagedAttention = 16;
+constexpr int64_t kOpRaggedAttention = 17;
 
 struct Fault {
   int64_t code;   // (op << 8) | FaultCode

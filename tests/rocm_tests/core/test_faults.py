@@ -38,7 +38,7 @@ def test_codes_and_ops_are_those_of_the_kernels() -> None:
     assert mirrored == {name: getattr(faults, name) for name in mirrored}
     assert set(faults._SENTENCES) == set(codes.values())
     found = {}
-    for header in KERNELS.glob("*.h"):
+    for header in KERNELS.rglob("*.h"):
         found |= dict(re.findall(r"kOp(\w+) = (\d+);", header.read_text(encoding="utf-8")))
     assert {int(code) for code in found.values()} == set(faults._OPS)
     find_op("append_paged_kv_cache")
@@ -125,6 +125,7 @@ class DeviceWords:
 
     def __init__(self, values: list[int], device: str) -> None:
         self.values, self.device, self.reads = values, torch.device(device), 0
+        self.is_cpu = self.device.type == "cpu"
 
     def tolist(self) -> list[int]:
         self.reads += 1

@@ -71,39 +71,20 @@ def mla_split(
     q_pe,  # [tokens, heads, DR]
     ckv,  # [pages, PAGE_SIZE, DV]
     kpe,  # [pages, PAGE_SIZE, DR]
-    kv_indices,
-    schedule,  # int32
-    partial,  # float32 [slots * parts, ROWS, DV]
-    partial_lse,  # float32 [slots * parts, ROWS]
+    kv_indices, schedule,  # int32
+    partial, partial_lse,  # float32 [slots * parts, ROWS, DV] and [slots * parts, ROWS]
     out,  # [tokens, heads, DV]
     lse,  # float32 [tokens, heads]
-    q_nope_token,
-    q_nope_head,
-    q_pe_token,
-    q_pe_head,
-    ckv_page,
-    ckv_slot,
-    kpe_page,
-    kpe_slot,
-    out_token,
-    out_head,
-    lse_token,
-    lse_head,
-    heads,
-    workers,
-    score_scale,  # sm_scale * ckv_scale * log2(e)
-    pe_scale,  # kpe_scale / ckv_scale
-    out_scale,  # ckv_scale
-    PARTS: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    SCALED: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    DV: tl.constexpr,
+    q_nope_token, q_nope_head, q_pe_token, q_pe_head,
+    ckv_page, ckv_slot, kpe_page, kpe_slot,
+    out_token, out_head, lse_token, lse_head,
+    heads, workers,
+    score_scale, pe_scale, out_scale,  # sm_scale * ckv_scale * log2(e), kpe_scale / ckv_scale, ckv_scale
+    PARTS: tl.constexpr, CAUSAL: tl.constexpr, SCALED: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, DV: tl.constexpr,
     CHUNK: tl.constexpr,  # of DV: what is loaded and multiplied at a time
     DR: tl.constexpr,
-):
+):  # fmt: skip
     part = tl.program_id(0) % PARTS
     worker = tl.program_id(0) // PARTS
     column = tl.arange(0, CHUNK)
