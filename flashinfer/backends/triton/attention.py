@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from flashinfer.backends.triton import device
+from flashinfer.backends.triton.attention_tuning import LAYOUTS, Tuning, tuning
 from flashinfer.backends.triton.launch import launch
 from flashinfer.core import faults
 from flashinfer.core.attention_work import Work
@@ -25,50 +26,8 @@ LARGEST_HEAD_DIM = 256
 BATCH = 256
 # Rows that a program merges.
 MERGE_STEP = 4
-READ_BY = 2
 # A window beyond every request, from which lengths can be taken without leaving int32.
 WIDEST = 1 << 30
-LAYOUTS = {"NHD": 0, "HND": 0, "SHUFFLED": 1, "RAGGED": 2}
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Keys of a tile, warps, and tiles in flight."""
-
-    tile: int
-    warps: int
-    stages: int
-
-
-def tuning(rows: int, dim: int, element_size: int, ragged: bool, custom: bool, shared_bytes: int) -> Tuning:
-    """Tile and warps for a block of rows.
-
-    Parameters
-    ----------
-    rows
-        Query rows of a program.
-    dim
-        The larger head dimension of K and V.
-    element_size
-        Of keys and values.
-    ragged
-        Whether keys lie one after the other: addresses then cost nothing, and twice the warps pay.
-    custom
-        Whether there is a mask, whose bits take registers.
-    shared_bytes
-        What a program can have. 64 KiB on gfx942 and 160 KiB on gfx950: one tile, and what is in flight waits in
-        registers, of which more keys spill, or leave too few for two small programs on a compute unit. 227 KiB on
-        the verification target: several tiles.
-    """
-    if shared_bytes <= 160 << 10:
-        if dim > 128 or custom or (rows <= 32 and element_size == 1):
-            return Tuning(32, 4, 1)
-        return Tuning(64, 8 if rows >= 128 else 4, 1)
-    if rows >= 128:
-        # Measured on an H200, 8k causal: pages 386 TFLOP/s with 4 warps and 322 with 8, ragged keys 417 with 8 warps.
-        return Tuning(64, 8, 2) if dim > 128 else Tuning(64, 8 if ragged else 4, 3)
-    # Batch 32 of 4k keys: 1.08 times the read floor, with tiles of 64 and three stages 1.19.
-    return Tuning(64, 4, 2) if dim > 128 else Tuning(128, 4, 2)
 
 
 def _why_not(q: torch.Tensor, k: torch.Tensor, dim_vo: int) -> str | None:
@@ -228,7 +187,7 @@ def _run(
         return
     group = q.size(1) // call.kv_heads
     longest = options.max_q_len or -(-tokens // batch)
-    work = Work.of(group * longest, q.device)
+    work = Work.of(group * longest, q.device, call.layout == LAYOUTS["SHUFFLED"])
     # Each request adds a block that is not full at most.
     blocks = group * tokens // work.rows + batch
     # From four rounds of programs on, whole blocks fill the device well enough.
@@ -259,16 +218,18 @@ def _constants(call: _Call, tensors: tuple[torch.Tensor, ...], work: Work, tune:
     # Keys are taken in two parts whose sizes are powers of 2: 192 is 128 and 64, 80 is 64 and 16.
     first = max(1 << (dim.bit_length() - 1), 16)
     rest = max(dim - first, 0)
-    # Shuffled pages are read vector by vector, if dimensions fill their tiles and vectors are aligned.
-    vectors = (
-        *(call.layout == LAYOUTS["SHUFFLED"], first == dim >= 64, device.power_of_2(dim_vo) == dim_vo),
-        *(t.data_ptr() % 16 == 0 for t in (k, v)),
-        *(t.stride(axis) * t.element_size() % 16 == 0 for t in (k, v) for axis in (0, 1)),
+    # Vectors of shuffled pages: of V, whose tokens lie side by side, as soon as they are aligned; and for few rows in
+    # memory's order, if dimensions fill their tiles. With many rows turning them into matrices costs more: 8k causal
+    # runs at 251 TFLOP/s without that, at 171 with it; decode takes 1.84 times the read floor without, 1.29 with it.
+    vectors = call.layout == LAYOUTS["SHUFFLED"] and all(
+        t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 and t.stride(1) * t.element_size() % 16 == 0
+        for t in (k, v)
     )
+    ordered = vectors and work.rows < 128 and first == dim and device.power_of_2(dim_vo) == dim_vo
     return (
         *(work.workers, BATCH if q.is_cuda else 16, max(tune.tile, 64), call.page_size, call.layout),
         *(16 // k.element_size(), work.rows, tune.tile, dim, first, device.power_of_2(rest) if rest else 0),
-        *(dim_vo, device.power_of_2(dim_vo), READ_BY if all(vectors) else 0),
+        *(dim_vo, device.power_of_2(dim_vo), vectors + ordered),
     )
 
 

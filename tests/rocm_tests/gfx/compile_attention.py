@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from flashinfer.backends.triton.attention import LAYOUTS, Tuning, tuning
+from flashinfer.backends.triton.attention_tuning import LAYOUTS, Tuning, tuning
 from flashinfer.backends.triton.device import power_of_2
 from flashinfer.backends.triton.kernels import attention, merge
 from rocm_tests.gfx.compile_triton import FP8, LDS_BYTES, compiled
@@ -34,7 +34,7 @@ def main(arch: str) -> None:
     report = {}
     for kind, rows, layout, dim, dim_vo, fp8, flags in SHAPES:
         kv = FP8[arch] if fp8 else "bf16"
-        tune = tuning(rows, max(dim, dim_vo), 1 if fp8 else 2, layout == "RAGGED", "CUSTOM" in flags, LDS_BYTES)
+        tune = tuning(rows, max(dim, dim_vo), 1 if fp8 else 2, LAYOUTS[layout], "CUSTOM" in flags, LDS_BYTES)
         first = 1 << (dim.bit_length() - 1)
         constants = {
             **FLAGS,
@@ -52,7 +52,7 @@ def main(arch: str) -> None:
             "DQ2": power_of_2(dim - first) if dim > first else 0,
             "DV": dim_vo,
             "DVP": power_of_2(dim_vo),
-            "VECTORS": layout == "SHUFFLED",
+            "VECTORS": (2 if rows < 128 else 1) if layout == "SHUFFLED" else 0,
             "STAGES": tune.stages,
         }
         kernel = attention.attention_split if kind == "split" else attention.attention_whole

@@ -35,5 +35,5 @@ def test_attention_runs_on_matrix_cores_and_loads_wide(arch: str) -> None:
         if name.startswith("merge"):
             assert kernel["mfma"] == 0, (name, kernel)
         else:
-            assert kernel["mfma"] >= 20, (name, kernel)
+            assert kernel["mfma"] >= 12, (name, kernel)
             assert kernel["wide_loads"] >= 4, (name, kernel)

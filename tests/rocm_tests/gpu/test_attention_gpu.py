@@ -10,7 +10,7 @@ import torch
 import flashinfer
 from flashinfer.core.attention_work import scratch_elements
 from flashinfer.testing.compare import assert_close, assert_equal_bits
-from rocm_tests.attention.case import NAN, Case
+from rocm_tests.attention.case import LSE, NAN, Case
 from rocm_tests.attention.triton_cases import CASES, FNUZ
 
 pytestmark = pytest.mark.gpu
@@ -44,7 +44,7 @@ def test_long_requests(q_len: int, kv_len: int, kv_layout: str) -> None:
     out, lse = case.run(backend="triton")
     expected = dense(case)
     assert_close(out, expected[0], name="out")
-    assert_close(lse, expected[1], name="lse")
+    assert_close(lse, expected[1], name="lse", tolerance=LSE)
 
 
 @pytest.mark.parametrize("kv_layout", ["NHD", "RAGGED"])

@@ -13,9 +13,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def load_queries(
-    to_q, live, DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr, NEGATE: tl.constexpr, VECTORS: tl.constexpr,
+    to_q, live, DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr, NEGATE: tl.constexpr,
 ):  # fmt: skip
-    """Rows in two parts whose sizes are powers of 2, and the first in quarters if keys come so."""
+    """Rows, in two parts whose sizes are powers of 2."""
     d1 = tl.arange(0, DQ1)
     q1 = tl.load(to_q + d1[None, :], live[:, None] & (d1 < DQ)[None, :], 0.0)
     q1 = -q1 if NEGATE else q1
@@ -24,15 +24,7 @@ def load_queries(
         d2 = DQ1 + tl.arange(0, DQ2)
         q2 = tl.load(to_q + d2[None, :], live[:, None] & (d2 < DQ)[None, :], 0.0)
         q2 = -q2 if NEGATE else q2
-    quarters = q1, q1, q1, q1
-    if VECTORS == 2:
-        d = tl.arange(0, DQ1 // 4)[None, :]
-        qa = tl.load(to_q + d, live[:, None], 0.0)
-        qb = tl.load(to_q + (DQ1 // 4 + d), live[:, None], 0.0)
-        qc = tl.load(to_q + (DQ1 // 2 + d), live[:, None], 0.0)
-        qd = tl.load(to_q + (3 * DQ1 // 4 + d), live[:, None], 0.0)
-        quarters = (-qa, -qb, -qc, -qd) if NEGATE else (qa, qb, qc, qd)
-    return q1, q2, quarters
+    return q1, q2
 
 
 @triton.jit
@@ -78,7 +70,7 @@ def attend_block(
     live = token < q_len
     # Token times stride may pass 2^31.
     q_row = (q_begin + token).to(tl.int64)
-    queries = load_queries(q + (q_row * q_token + head * q_head)[:, None], live, DQ, DQ1, DQ2, NEGATE, VECTORS)
+    queries = load_queries(q + (q_row * q_token + head * q_head)[:, None], live, DQ, DQ1, DQ2, NEGATE)
 
     # Place of the request's first query among its keys; the last query is the last key's.
     origin = kv_len - q_len

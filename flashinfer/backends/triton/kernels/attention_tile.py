@@ -41,21 +41,9 @@ def score(
     PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr, VECTORS: tl.constexpr,
 ):  # fmt: skip
     """`q k^T` of a tile whose keys begin at `k_row`."""
-    q1, q2, quarters = queries
+    q1, q2 = queries
     if VECTORS == 2:
-        # A quarter at a time neighbouring lanes take neighbouring tokens, whose vectors lie side by side in a page.
-        qa, qb, qc, qd = quarters
-        QUARTER: tl.constexpr = DQ1 // 4
-        d = tl.arange(0, QUARTER)
-        ka = load_keys(k, k_row, d, DQ, QUARTER, PAGE_SIZE, LAYOUT, X)
-        scores = tl.dot(qa, tl.trans(ka.to(q1.dtype)))
-        kb = load_keys(k, k_row, QUARTER + d, DQ, 2 * QUARTER, PAGE_SIZE, LAYOUT, X)
-        scores = tl.dot(qb, tl.trans(kb.to(q1.dtype)), scores)
-        kc = load_keys(k, k_row, 2 * QUARTER + d, DQ, 3 * QUARTER, PAGE_SIZE, LAYOUT, X)
-        scores = tl.dot(qc, tl.trans(kc.to(q1.dtype)), scores)
-        kd = load_keys(k, k_row, 3 * QUARTER + d, DQ, DQ1, PAGE_SIZE, LAYOUT, X)
-        scores = tl.dot(qd, tl.trans(kd.to(q1.dtype)), scores)
-    elif VECTORS == 1:
+        # Neighbouring lanes take neighbouring tokens, whose vectors of keys lie side by side in a page.
         chunk = tl.arange(0, DQ1 // X) * (PAGE_SIZE * X)
         k3 = tl.load(k + chunk[:, None, None] + k_row[None, :, None] + tl.arange(0, X)[None, None, :])
         scores = tl.dot(q1, tl.reshape(tl.permute(k3, (0, 2, 1)), (DQ1, TILE)).to(q1.dtype))
@@ -105,8 +93,7 @@ def attend(
     Not MASKED: every row sees every key, and end is a multiple of TILE as well.
     """
     top, total, acc, worst = state
-    q1, _, _ = queries
-    _, last_key, _ = keys
+    q1, last_key = queries[0], keys[1]
     k, v, k_page, k_slot, v_page, v_slot = stored
     score_scale, cap_into, cap_out_of = scales
     e = tl.arange(0, DVP)
@@ -137,12 +124,12 @@ def attend(
         if MASKED:
             scores = hide(scores if SOFT_CAP else scores * score_scale, rows, at, WINDOW, CUSTOM)
         weights, shrink, top, total = soften(scores, 1.0 if SOFT_CAP else score_scale, top, total, MASKED)
-        if VECTORS == 1:
-            # A vector of V is X tokens of one dimension.
+        if VECTORS == 2:
+            # A vector of V is X tokens of one dimension; neighbouring lanes take neighbouring dimensions.
             some = start + tl.arange(0, TILE // X) * X
-            page, _ = page_of(some, keys, worst, MASKED, PAGE_SIZE)
-            v_row = page * v_page + (some % PAGE_SIZE) * DV
-            v3 = tl.load(v + v_row[:, None, None] + (e * X)[None, :, None] + tl.arange(0, X)[None, None, :])
+            some_page = page_of(some, keys, worst, MASKED, PAGE_SIZE)[0]
+            v_vector = some_page * v_page + (some % PAGE_SIZE) * DV
+            v3 = tl.load(v + v_vector[:, None, None] + (e * X)[None, :, None] + tl.arange(0, X)[None, None, :])
             values = tl.reshape(tl.permute(v3, (0, 2, 1)), (TILE, DVP)).to(q1.dtype)
         else:
             to_v = v + v_row[:, None] + (e * X if LAYOUT == SHUFFLED else e)[None, :]
