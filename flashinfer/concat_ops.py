@@ -16,7 +16,8 @@ def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor, *,
     ----------
     k
         `[tokens, heads, nope_dim + rope_dim]`, bfloat16, float16 or an 8-bit float; written in place. Here and below,
-        tokens and heads may be strided, the last dimension is contiguous.
+        tokens and heads may be strided, the last dimension is contiguous. Must not share memory with the parts: they
+        are read while it is written, in no order.
     k_nope
         `[tokens, heads, nope_dim]` of k's dtype; `nope_dim` is a multiple of 8.
     k_rope

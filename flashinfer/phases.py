@@ -164,6 +164,8 @@ def reorder_batch(
     stays the first. The sequence is found before the first swap, so `swap` may change the lengths given here.
     """
     op = "reorder_batch"
+    if not callable(getattr(batch, "swap", None)):
+        fail(op, "batch", "something with swap(i, j)", type(batch).__name__)
     integer(op, "decode_threshold", decode_threshold, 1, INT32_MAX)
     queries = _lengths(op, "query_lens", query_lens)
     computed = _lengths(op, "num_computed", num_computed, len(queries))

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <ATen/ops/empty.h>
@@ -65,6 +66,24 @@ ConvertParams convert_params(const at::Tensor& like, at::IntArrayRef src, at::In
   return p;
 }
 
+// Bytes that two planes share would be converted twice. Pages of planes with one stride may take turns in memory.
+void require_apart(at::TensorList planes, int64_t bytes) {
+  std::vector<std::pair<int64_t, int64_t>> places;  // address and stride
+  for (const at::Tensor& plane : planes) {
+    places.emplace_back(reinterpret_cast<int64_t>(plane.const_data_ptr()), byte_stride(plane, 0));
+  }
+  std::sort(places.begin(), places.end());
+  const int64_t last = planes[0].size(0) - 1;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto [address, stride] = places[i];
+    for (size_t j = i + 1; j < places.size() && places[j].first < address + last * stride + bytes; ++j) {
+      require(last > 0 && places[j].second == stride);
+      const int64_t apart = (places[j].first - address) % stride;
+      require(apart >= bytes && stride - apart >= bytes);
+    }
+  }
+}
+
 // Pages at any stride, dense inside, `bytes` each, not overlapping; planes of one pool and their ids.
 void require_pool(at::TensorList planes, int64_t planes_per_layer, const at::Tensor& ids, const at::Tensor& like,
                   int64_t page_bytes) {
@@ -72,15 +91,11 @@ void require_pool(at::TensorList planes, int64_t planes_per_layer, const at::Ten
   require((planes_per_layer == 1 || planes_per_layer == 2) && count > 0 && count % planes_per_layer == 0);
   require(is_index_vector(ids, like.device()));
   require(planes[0].element_size() == like.element_size() && planes[0].device() == like.device());
-  std::vector<const void*> places;
   for (const at::Tensor& plane : planes) {
     require(is_alike(plane, planes[0]));
     require_plane(plane, planes[0], page_bytes / planes_per_layer);
-    places.push_back(plane.const_data_ptr());
   }
-  // A plane given twice would be converted twice.
-  std::sort(places.begin(), places.end());
-  require(planes[0].numel() == 0 || std::adjacent_find(places.begin(), places.end()) == places.end());
+  if (planes[0].numel() > 0) require_apart(planes, page_bytes / planes_per_layer);
 }
 
 // Fills in layers from `layer` on while their strides are those of the first; returns the one after them.

@@ -79,6 +79,8 @@ def convert_kv_pages_into(
 ) -> None:
     """Convert pages of one pool into pages of another: in every layer `source_ids[i]` becomes `block_ids[i]`.
 
+    Pages are read and written in no order: none that is written may share memory with one that is read.
+
     Parameters
     ----------
     sources, source_ids

@@ -106,13 +106,19 @@ class Pool:
         self.abandoned = False
         # Layers may share a storage; each is looked at once a request.
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in self.planes}
-        self._storages = [(storage, storage.nbytes()) for storage in storages.values()]
+        self._storages = [(storage, storage.nbytes(), address) for address, storage in storages.items()]
+        self._addresses = [t.data_ptr() for t in self.planes]
 
     def lost(self) -> PoolLostError | None:
         """Why nothing can be converted any more."""
-        for storage, size in self._storages:
+        for storage, size, address in self._storages:
             if storage.nbytes() < size:
                 return PoolLostError(f"{OP}: the pool must keep its {size} bytes of storage, got {storage.nbytes()}")
+            if storage.data_ptr() != address:
+                return PoolLostError(f"{OP}: the pool must keep its storage, got one that was allocated anew")
+        for i, (plane, address) in enumerate(zip(self.planes, self._addresses, strict=True)):
+            if plane.data_ptr() != address:
+                return PoolLostError(f"{OP}: the pool must keep its storage, got another one in plane {i}")
         return None
 
     def convert(self, block_ids: torch.Tensor) -> None:
@@ -165,6 +171,8 @@ class HostLane:
         return Pool(caches, src, dst, allow_inexact, "auto", torch.empty(0, dtype=torch.int64))
 
     def run(self, pool: Pool, ids: list[int] | torch.Tensor, after: torch.cuda.Event | None) -> ConversionHandle:
+        if after is not None and not callable(getattr(after, "synchronize", None)):
+            fail(OP, "after", "a torch.cuda.Event", type(after).__name__)
         block_ids = torch.tensor(ids, dtype=torch.int64)
         return HostHandle(self._threads.submit(_convert, pool, block_ids, after))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from flashinfer.core.dtypes import FP8, recode
 from flashinfer.core.errors import InvalidArgumentError
-from flashinfer.kv.format import DTYPES, KINDS, PageFormat, why_not_format
+from flashinfer.kv.format import DTYPES, KINDS, MAX_PAGE_BYTES, PageFormat, why_not_format
 
 RECODES = ("no", "exact", "any")
 FP8_NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in FP8)
@@ -52,6 +52,18 @@ class Scope:
     def __post_init__(self) -> None:
         if self.recode not in RECODES:
             raise InvalidArgumentError(f"Scope: recode must be one of {RECODES}, got {self.recode!r}")
+        kinds = set(itertools.product(KINDS, repeat=2))
+        for name, known in (("pairs", kinds), ("dtypes", set(DTYPES)), ("page_sizes", None)):
+            value = getattr(self, name)
+            if value is None and known is None:
+                continue
+            if not isinstance(value, (frozenset, set)):
+                raise InvalidArgumentError(f"Scope: {name} must be a set, got {value!r}")
+            for one in value:
+                fits = one in known if known is not None else isinstance(one, int)
+                if not fits:
+                    what = {"pairs": "pairs of KINDS", "dtypes": f"some of {DTYPES}", "page_sizes": "integers"}[name]
+                    raise InvalidArgumentError(f"Scope: {name} must hold {what}, got {one!r}")
 
 
 # A ROCm decoder with 16- or 32-token shuffled pages that is fed by a prefill on standard pages.
@@ -123,7 +135,17 @@ def negotiate(
     Returns
     -------
     Same, Convert or Reject
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument is of another type than it must be.
     """
+    for name, value, type_ in (("local", local, PageFormat), ("convert", convert, bool), ("scope", scope, Scope)):
+        if not isinstance(value, type_):
+            raise InvalidArgumentError(f"negotiate: {name} must be a {type_.__name__}, got {value!r:.80}")
+    if remote_tag is not None and not isinstance(remote_tag, str):
+        raise InvalidArgumentError(f"negotiate: remote_tag must be a str or None, got {type(remote_tag).__name__}")
     if remote_tag is None or remote_tag == "":
         return _without_tag(local)
     if remote_tag == local.tag:
@@ -131,6 +153,11 @@ def negotiate(
     for src in _others(local):
         if src.tag == remote_tag:
             return _another_format(src, local, convert=convert, scope=scope)
+    if any(src.tag == remote_tag for src in _larger(local)):
+        return Reject(
+            f"{_both(local, remote_tag)}; the peer's page has more tokens or heads than a local one, and a part of a "
+            "page is not read: give this side pages as large, or the peer smaller ones"
+        )
     return Reject(
         f"{_both(local, remote_tag)}; they differ by more than the arrangement of a page, or the peer speaks "
         "another version: give both sides the same number of KV heads per rank, page size, head size, KV "
@@ -172,11 +199,33 @@ def _why_not_in_scope(src: PageFormat, dst: PageFormat, scope: Scope) -> str | N
         return f"converting {src.page_size}-token pages to {dst.page_size}-token pages is not in scope"
     if src.num_kv_heads != dst.num_kv_heads and not scope.head_pieces:
         return f"converting pages of {src.num_kv_heads} heads to pages of {dst.num_kv_heads} heads is not in scope"
+    if dst.scale_mode is not None:
+        unmerged = _why_not_merged(src, dst, dst.scale_mode)
+        if unmerged is not None:
+            return unmerged
     if src.dtype != dst.dtype:
         found = recode(src.dtype, dst.dtype, scaled=dst.scale_mode is not None)
         if found is None or scope.recode == "no" or (scope.recode == "exact" and not found.exact):
             return f"converting {src.dtype} values to {dst.dtype} values is not in scope"
     return None
+
+
+def _why_not_merged(src: PageFormat, dst: PageFormat, scale_mode: str) -> str | None:
+    """Scales lie outside of pages and nobody merges them: where pages make one, theirs must be one or stay apart."""
+    if scale_mode == "per_block" and (src.page_size, src.num_kv_heads) != (dst.page_size, dst.num_kv_heads):
+        return "making one page of several, each with a scale, is not in scope"
+    if scale_mode == "per_tensor" and src.num_kv_heads != dst.num_kv_heads:
+        return "making one page of head slices of several ranks, each with a scale, is not in scope"
+    return None
+
+
+def _larger(local: PageFormat) -> Iterator[PageFormat]:
+    """Formats of which a local page would be a part, up to sixteen times as large: to say so."""
+    for kind, heads, tokens in itertools.product(KINDS, (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):
+        H, N = local.num_kv_heads * heads, local.page_size * tokens
+        bytes_ = 2 * H * N * local.head_dim * local.element_size
+        if bytes_ < MAX_PAGE_BYTES and why_not_format(kind, local.element_size, N, local.head_dim) is None:
+            yield dataclasses.replace(local, kind=kind, num_kv_heads=H, page_size=N)
 
 
 def _others(local: PageFormat) -> Iterator[PageFormat]:

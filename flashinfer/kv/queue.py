@@ -12,7 +12,7 @@ from types import TracebackType
 import torch
 
 from flashinfer.core import faults
-from flashinfer.core.checks import describe, fail, index_vector
+from flashinfer.core.checks import describe, fail, index_vector, integer
 from flashinfer.core.errors import InvalidArgumentError, PoolLostError
 from flashinfer.kv.format import PageFormat
 from flashinfer.kv.lanes import OP, ConversionHandle, DeviceLane, HostLane, Pool, failed
@@ -20,6 +20,7 @@ from flashinfer.kv.lanes import OP, ConversionHandle, DeviceLane, HostLane, Pool
 __all__ = ["ConversionHandle", "ConversionQueue"]
 
 _NAMED_IDS = 16
+_MOST_WORKERS = 1024
 
 
 class ConversionQueue:
@@ -77,8 +78,7 @@ class ConversionQueue:
         workers: int = 1,
     ) -> None:
         self._device = _device_of(caches)
-        if workers < 1:
-            fail(OP, "workers", "positive", workers)
+        integer(OP, "workers", workers, 1, _MOST_WORKERS)
         self._lane: HostLane | DeviceLane
         if self._device.type != "cpu":
             self._lane = DeviceLane(self._device, stream)
@@ -194,6 +194,8 @@ class ConversionQueue:
 
 
 def _device_of(caches: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]) -> torch.device:
+    if caches is None:
+        fail(OP, "caches", "a list with one entry a layer", None)
     first: object = caches[0] if len(caches) else None
     if isinstance(first, (list, tuple)) and first:
         first = first[0]

@@ -67,7 +67,7 @@ def _check_cache(op: str, name: str, cache: torch.Tensor, rows: torch.Tensor, sh
         if cache.size(dim) != want:
             fail(op, name, f"of shape {list(shape)}", list(cache.shape))
     if cache.dtype != rows.dtype and not (cache.dtype in FP8 and rows.dtype in QUANTIZED_FROM):
-        fail(op, name, f"of dtype {rows.dtype}, that of the appended rows, or FP8 for floats", cache.dtype)
+        fail(op, name, f"of the rows' dtype {rows.dtype}, or FP8 (E4M3) for floats", cache.dtype)
     if cache.device != rows.device:
         fail(op, name, f"on {rows.device}", cache.device)
     if cache.size(-1) > 1 and cache.stride(-1) != 1:

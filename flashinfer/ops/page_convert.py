@@ -49,14 +49,22 @@ def _check_list(op: str, name: str, planes: list[torch.Tensor], per_layer: int) 
 
 
 def _check_distinct(op: str, name: str, planes: list[torch.Tensor]) -> None:
-    """A plane given twice would be converted twice."""
+    """Bytes that two planes share would be converted twice. Pages of several planes may take turns in memory."""
     if any(p.is_meta or isinstance(p, FakeTensor) or not p.numel() for p in planes):
         return
-    seen: dict[int, int] = {}
-    for i, plane in enumerate(planes):
-        first = seen.setdefault(plane.data_ptr(), i)
-        if first != i:
-            fail(op, f"{name}[{i}]", "a plane of its own", f"the memory of {name}[{first}]")
+    size = planes[0].shape[1:].numel() * planes[0].element_size()
+    order = sorted(range(len(planes)), key=lambda i: planes[i].data_ptr())
+    for at, i in enumerate(order):
+        stride = planes[i].stride(0) * planes[i].element_size()
+        end = planes[i].data_ptr() + (planes[i].size(0) - 1) * stride + size
+        for j in order[at + 1 :]:
+            apart = planes[j].data_ptr() - planes[i].data_ptr()
+            if planes[j].data_ptr() >= end:
+                break
+            alike = planes[j].stride(0) * planes[j].element_size() == stride and planes[i].size(0) > 1
+            if not alike or apart % stride < size or stride - apart % stride < size:
+                first, second = sorted((i, j))
+                fail(op, f"{name}[{second}]", "a plane of its own", f"the memory of {name}[{first}]")
 
 
 def _check_layouts(

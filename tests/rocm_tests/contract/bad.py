@@ -82,7 +82,7 @@ BAD_APPEND: list[tuple[str, dict[str, Change], str]] = [
     (
         APPEND,
         {"k_cache": lambda t: t.half()},
-        "k_cache must be of dtype torch.float32, that of the appended rows, or FP8 for floats, got torch.float16",
+        "k_cache must be of the rows' dtype torch.float32, or FP8 (E4M3) for floats, got torch.float16",
     ),
     (APPEND, {"k_cache": meta}, "k_cache must be on cpu, got meta"),
     (APPEND, {"k_cache": lambda t: t[:, :0]}, "k_cache must be of a page_size of at least 1, got [40, 0, 2, 32]"),
@@ -96,7 +96,7 @@ BAD_APPEND: list[tuple[str, dict[str, Change], str]] = [
     (
         APPEND,
         {"v_cache": lambda t: t.to(torch.int32)},
-        "v_cache must be of dtype torch.float32, that of the appended rows, or FP8 for floats, got torch.int32",
+        "v_cache must be of the rows' dtype torch.float32, or FP8 (E4M3) for floats, got torch.int32",
     ),
     (APPEND, {"v_cache": meta}, "v_cache must be on cpu, got meta"),
     (

@@ -59,12 +59,12 @@ BAD_SCALES = [
     (
         APPEND,
         {"k_cache": to(torch.float8_e5m2), "v_cache": to(torch.float8_e5m2)},
-        "k_cache must be of dtype torch.float32, that of the appended rows, or FP8 for floats, got torch.float8_e5m2",
+        "k_cache must be of the rows' dtype torch.float32, or FP8 (E4M3) for floats, got torch.float8_e5m2",
     ),
     (
         APPEND,
         {"append_key": to(torch.int8), "append_value": to(torch.int8), "k_cache": to(OCP), "v_cache": to(OCP)},
-        "k_cache must be of dtype torch.int8, that of the appended rows, or FP8 for floats, got torch.float8_e4m3fn",
+        "k_cache must be of the rows' dtype torch.int8, or FP8 (E4M3) for floats, got torch.float8_e4m3fn",
     ),
     (
         APPEND,

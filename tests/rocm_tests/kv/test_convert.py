@@ -274,3 +274,26 @@ def test_offsets_past_32_bits(stride_bytes: int, page: int, backend: str) -> Non
     assert_equal_bits(plane[page : page + 1], expected)
     for p, old in before:
         assert_equal_bits(plane[p], old)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_planes_that_share_bytes_are_refused(backend: str) -> None:
+    """They would be converted twice where they meet; pages that take turns in memory share nothing."""
+    src, dst = PageFormat("split_hnd", "uint8", 1, 2, 1), PageFormat("standard", "uint8", 1, 2, 1)
+    row = torch.arange(24, dtype=torch.uint8)
+    ids, before = torch.tensor([0]), row.clone()
+    bad = (
+        [row[0:4].view(1, 4), row[1:5].view(1, 4)],
+        [row[0:16].view(4, 4), row[8:24].view(4, 4)],
+        [row[0:16].view(2, 8)[:, :4], row[2:18].view(2, 8)[:, :4]],
+        [row[0:16].view(2, 8)[:, :4], row[4:20].view(4, 4)[:2]],
+    )
+    for planes in bad:
+        with pytest.raises(
+            flashinfer.InvalidArgumentError, match=r"planes\[1\] must be a plane of its own, got the mem"
+        ):
+            convert_kv_pages(planes, ids, src, dst, backend=backend)
+    assert torch.equal(row, before)
+    pages = row[:16].view(2, 2, 4)
+    convert_kv_pages([pages[:, 0], pages[:, 1]], ids, src, dst, backend=backend)
+    assert row.tolist()[:8] == [0, 2, 1, 3, 4, 6, 5, 7]

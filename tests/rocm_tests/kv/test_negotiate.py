@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,7 +138,51 @@ def test_a_page_that_holds_more_than_a_local_one_is_rejected() -> None:
     """A part of a page was never read."""
     for what, size in (("page_size", 32), ("num_kv_heads", 16), ("page_size", 24), ("num_kv_heads", 3)):
         remote = dataclasses.replace(STANDARD, **{what: size})
-        assert "they differ by more than the arrangement" in rejected(SHUFFLED, remote.tag, scope=EXACT)
+        expected = "differ by more than the arrangement" if size in (24, 3) else "more tokens or heads than a local one"
+        assert expected in rejected(SHUFFLED, remote.tag, scope=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("scale_mode", "heads", "tokens", "agreed"),
+    [
+        ("per_tensor", 8, 16, True),
+        ("per_tensor", 2, 64, False),
+        ("per_block", 8, 16, False),
+        ("per_block", 2, 64, False),
+        ("per_block", 8, 64, True),
+        ("per_head", 2, 16, True),
+        ("per_token", 2, 16, True),
+    ],
+)
+def test_scales_are_not_merged(scale_mode: str, heads: int, tokens: int, agreed: bool) -> None:
+    local = PageFormat("shuffled", "float8_e4m3fn", 8, 64, 128, scale_mode)
+    remote = PageFormat("standard", "float8_e4m3fn", heads, tokens, 128, scale_mode)
+    if agreed:
+        assert negotiate(local, remote.tag, convert=True, scope=EXACT) == Convert(ConversionPlan(remote, local))
+    else:
+        assert "making one page of" in rejected(local, remote.tag, scope=EXACT)
+
+
+def test_arguments_of_another_type_are_refused() -> None:
+    """A string from a configuration file is true, whatever it says."""
+    good: dict[str, Any] = {"local": SHUFFLED, "remote_tag": STANDARD.tag, "convert": True, "scope": EXACT}
+    for name, value, expected in (
+        ("convert", "false", "convert must be a bool, got 'false'"),
+        ("scope", "EXACT", "scope must be a Scope, got 'EXACT'"),
+        ("local", STANDARD.tag, "local must be a PageFormat, got"),
+        ("remote_tag", 10**20, "remote_tag must be a str or None, got int"),
+        ("remote_tag", STANDARD.tag.encode(), "remote_tag must be a str or None, got bytes"),
+    ):
+        with pytest.raises(ValueError, match=f"negotiate: {expected}"):
+            negotiate(**{**good, name: value})
+    for changes, expected in (
+        ({"dtypes": "uint8"}, "dtypes must be a set, got 'uint8'"),
+        ({"dtypes": {torch.bfloat16}}, "dtypes must hold some of .*, got torch.bfloat16"),
+        ({"pairs": {("standard", "shufled")}}, "pairs must hold pairs of KINDS, got"),
+        ({"page_sizes": 16}, "page_sizes must be a set, got 16"),
+    ):
+        with pytest.raises(ValueError, match=f"Scope: {expected}"):
+            dataclasses.replace(EXACT, **changes)
 
 
 def test_the_other_fp8_flavour_is_converted_where_nothing_is_lost() -> None:

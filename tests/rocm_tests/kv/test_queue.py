@@ -307,7 +307,7 @@ PLANE = torch.zeros(3, 2, 16, 32, dtype=torch.bfloat16)
         (PLANE, {}, "convert_kv_pages: caches must be a list with one entry a layer, got bfloat16[3, 2, 16, 32]"),
         ([PLANE, PLANE[:2]], {}, "convert_kv_pages: planes[1] must be of the first plane's 3 pages, got 2"),
         ([PLANE.half().float()], {}, "convert_kv_pages: caches must be of 2-byte elements as bfloat16, got float32"),
-        ([PLANE], {"workers": 0}, "ConversionQueue: workers must be positive, got 0"),
+        ([PLANE], {"workers": 0}, "ConversionQueue: workers must be an integer from 1 to 1024, got 0"),
         ([PLANE], {"stream": "s"}, "ConversionQueue: stream must be None for a pool on the CPU, got s"),
     ],
 )
@@ -367,3 +367,40 @@ def test_leave_to_change_values_is_passed_on() -> None:
         fine(queue.submit([1]))
     assert not torch.equal(pool[1], pool[2])
     assert_equal_bits(pool, expected)
+
+
+def _grown_and_back(pool: torch.Tensor) -> None:
+    storage = pool.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    kept.append(torch.empty(size, dtype=torch.uint8))  # so that the old place is taken
+    storage.resize_(size)
+
+
+kept: list[torch.Tensor] = []
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        _grown_and_back,
+        lambda pool: pool.untyped_storage().resize_(64 << 20),
+        lambda pool: pool.set_(torch.zeros_like(pool)),
+    ],
+)
+def test_a_pool_in_another_place_is_told_by_its_requests(lose: Any) -> None:
+    """The queue knows addresses: a storage that moved must not be written where it was."""
+    pool = random_bits((400, 2, 16, 128), torch.bfloat16)
+    src, dst = (PageFormat(kind, "bfloat16", 1, 16, 128) for kind in ("standard", "shuffled"))
+    with ConversionQueue([pool], src, dst) as queue:
+        lose(pool)
+        before = pool.clone()
+        with pytest.raises(flashinfer.PoolLostError, match="the pool must keep its storage"):
+            queue.submit([1]).result()
+    assert_equal_bits(pool, before)
+
+
+def test_something_else_than_an_event_is_refused() -> None:
+    with queue_of(Layers(SRC)) as queue, pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        queue.submit([1], after=5)  # type: ignore[arg-type]
+    assert str(caught.value) == "ConversionQueue: after must be a torch.cuda.Event, got int"
