@@ -23,7 +23,10 @@ def unsupported(name: str, what: str) -> Callable[..., NoReturn]:
         raise NotImplementedError(f"{name}: not supported, as it is {what}")
 
     refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = f"Raise NotImplementedError: it is {what}."
+    refuse.__doc__ = (
+        f"Raise NotImplementedError: it is {what}.\n\n    Parameters\n    ----------\n"
+        "    args, kwargs\n        Not looked at.\n    "
+    )
     return refuse
 
 

@@ -16,7 +16,7 @@ def test_without_an_op_all_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["explain"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == sorted(OPS)
-    assert "append_paged_kv_cache          native > reference" in lines
+    assert "append_paged_kv_cache          native > aiter > reference" in lines
 
 
 def test_without_arguments_the_signature_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,8 +40,8 @@ def test_an_optional_tensor_may_be_none(capsys: pytest.CaptureFixture[str]) -> N
     words = (
         "q_nope=bfloat16[2,4,64] q_pe=bfloat16[2,4,16] ckv_cache=bfloat16[9,4,64] kpe_cache=bfloat16[9,4,16] "
         "qo_indptr=int32[3] kv_indptr=int32[3] kv_indices=int32[5] kv_len_arr=int32[2] causal=true sm_scale=0.1 "
-        "ckv_scale=1 kpe_scale=1 needs_lse=true schedule=none rows_per_item=0 workers=0 scratch=none "
-        "out=bfloat16[2,4,64] lse=float32[2,4]"
+        "ckv_scale=1 kpe_scale=1 needs_lse=true max_q_len=0 uniform_q=false schedule=none rows_per_item=0 workers=0 "
+        "scratch=none out=bfloat16[2,4,64] lse=float32[2,4]"
     )
     assert main(["explain", "mla_paged_attention", *words.split()]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "reference    takes the call"

@@ -36,7 +36,7 @@ def planned(**changes: Any) -> tuple[Any, Case]:
         (
             (torch.zeros(4),),
             {"backend": "native"},
-            "backend must be one of ('auto', 'triton', 'reference'), got 'native'",
+            "backend must be one of ('auto', 'triton', 'aiter', 'reference'), got 'native'",
         ),
         (
             (torch.zeros(4),),
