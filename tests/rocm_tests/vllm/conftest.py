@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -20,13 +21,15 @@ ENVIRONMENT = {
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
 }
+# Before any test module imports vLLM, which then settles on a platform for good.
+if importlib.util.find_spec("vllm") is not None:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 @pytest.fixture(scope="session")
 def engines() -> Any:
     """The module `rocm_tests.vllm.engines`, which imports vLLM."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     from rocm_tests.vllm import engines
 
     return engines
