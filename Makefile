@@ -6,6 +6,8 @@ BIN := .venv/bin
 CSRC = $$(find csrc_rocm -name '*.h' -o -name '*.cc' -o -name '*.cu' | sort)
 # What the command line hands to pytest or to the demo: make test ARGS="-k page", make demo ARGS="--no-convert".
 ARGS ?=
+# Tests that start real vLLM engines: under load they run into their time limits.
+ENGINES = tests/rocm_tests/vllm/test_served.py tests/rocm_tests/vllm/test_demo.py
 
 .PHONY: help demo demo-vllm test lint format venv rocm aiter vllm vllm-engines clean
 .DEFAULT_GOAL := help
@@ -28,11 +30,11 @@ aiter: venv ## fetch the sources of AITER that the tests compile
 
 vllm: ## the tests of what vLLM runs of this, in an environment of their own
 	@scripts/setup_vllm_venv
-	@.venv-vllm/bin/python -m pytest -q --timeout 300 -m "not slow" tests/rocm_tests/vllm
+	@.venv-vllm/bin/python -m pytest -q --timeout 300 tests/rocm_tests/vllm $(ENGINES:%=--ignore=%)
 
 vllm-engines: ## the same with real engines in processes of their own; wants an idle machine
 	@scripts/setup_vllm_venv
-	@.venv-vllm/bin/python -m pytest -q -m slow tests/rocm_tests/vllm
+	@.venv-vllm/bin/python -m pytest -q $(ENGINES)
 
 lint: venv ## ruff, mypy, clang-format
 	@$(BIN)/ruff check --quiet
