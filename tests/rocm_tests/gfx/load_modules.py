@@ -46,7 +46,7 @@ def main(arch: str) -> None:
         results = {}
         with FakeTensorMode():
             for name in spec.ops:
-                op = getattr(module, name)
+                op = getattr(getattr(torch.ops, module.namespace), name).default
                 arguments = op._schema.arguments
                 results[name] = {
                     "returned": op(*(example(a) for a in arguments if not a.kwarg_only)),
