@@ -151,11 +151,17 @@ std::vector<ConvertParams> split_layers(const ConvertParams& like, at::TensorLis
   return launches;
 }
 
-void run(ConvertParams* p, const at::Tensor& like) {
-  const at::Tensor workspace = make_workspace(like, p);
-  check_launch(convert_kv_pages(*p, current_stream(like)), "convert_kv_pages");
+// On the device of `like`. On the CPU nothing follows a launch that reported a bad id.
+void run(std::vector<ConvertParams> launches, const at::Tensor& like) {
+  const c10::DeviceGuard guard(like.device());
+  for (ConvertParams& p : launches) {
+    const at::Tensor workspace = make_workspace(like, &p);
+    check_launch(convert_kv_pages(p, current_stream(like)), "convert_kv_pages");
+    if (like.is_cpu() && p.fault->code != kNoFault) return;
+  }
 }
 
+// Everything but the layers, of a conversion in place.
 ConvertParams in_place_params(at::TensorList planes, int64_t planes_per_layer, const at::Tensor& block_ids,
                               at::IntArrayRef src, at::IntArrayRef dst, int64_t head_dim, int64_t recode,
                               const at::Tensor& fault) {
@@ -173,11 +179,7 @@ void convert_kv_pages_shim(at::TensorList planes, int64_t planes_per_layer, cons
                            at::IntArrayRef src, at::IntArrayRef dst, int64_t head_dim, int64_t recode,
                            const at::Tensor& fault) {
   const ConvertParams like = in_place_params(planes, planes_per_layer, block_ids, src, dst, head_dim, recode, fault);
-  const c10::DeviceGuard guard(planes[0].device());
-  for (ConvertParams& p : split_layers(like, {}, 1, planes, planes_per_layer)) {
-    run(&p, planes[0]);
-    if (planes[0].is_cpu() && p.fault->code != kNoFault) return;
-  }
+  run(split_layers(like, {}, 1, planes, planes_per_layer), planes[0]);
 }
 
 void convert_kv_pages_into_shim(at::TensorList sources, int64_t sources_per_layer, const at::Tensor& source_ids,
@@ -190,14 +192,10 @@ void convert_kv_pages_into_shim(at::TensorList sources, int64_t sources_per_laye
   require(static_cast<int64_t>(sources.size()) * planes_per_layer ==
           static_cast<int64_t>(planes.size()) * sources_per_layer);
   require(source_ids.numel() == block_ids.numel());
-  const c10::DeviceGuard guard(planes[0].device());
   like.in_place = false;
   like.from.ids = index_array(source_ids);
   like.from.num_pages = sources[0].size(0);
-  for (ConvertParams& p : split_layers(like, sources, sources_per_layer, planes, planes_per_layer)) {
-    run(&p, planes[0]);
-    if (planes[0].is_cpu() && p.fault->code != kNoFault) return;
-  }
+  run(split_layers(like, sources, sources_per_layer, planes, planes_per_layer), planes[0]);
 }
 
 // What convert_kv_pages makes of a pool, as bytes on the CPU: to be made once and run often.
@@ -214,17 +212,14 @@ void freeze_kv_pages_shim(at::TensorList planes, int64_t planes_per_layer, const
 // The caller vouches for the pool: `frozen` holds addresses on the device of `block_ids`.
 void convert_frozen_kv_pages_shim(const at::Tensor& frozen, const at::Tensor& block_ids, const at::Tensor& fault) {
   require(is_index_vector(block_ids, fault.device()));
-  const c10::DeviceGuard guard(block_ids.device());
-  const auto* bytes = frozen.const_data_ptr<uint8_t>();
-  for (int64_t at = 0; at < frozen.numel(); at += static_cast<int64_t>(sizeof(ConvertParams))) {
-    ConvertParams p;
-    std::memcpy(&p, bytes + at, sizeof(p));
+  std::vector<ConvertParams> launches(static_cast<size_t>(frozen.numel()) / sizeof(ConvertParams));
+  std::memcpy(launches.data(), frozen.const_data_ptr(), launches.size() * sizeof(ConvertParams));
+  for (ConvertParams& p : launches) {
     p.num_blocks = block_ids.numel();
     p.from.ids = p.to.ids = index_array(block_ids);
     p.fault = fault_of(fault);
-    run(&p, block_ids);
-    if (block_ids.is_cpu() && p.fault->code != kNoFault) return;
   }
+  run(std::move(launches), block_ids);
 }
 
 }  // namespace

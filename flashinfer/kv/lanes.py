@@ -106,16 +106,15 @@ class Pool:
         self.abandoned = False
         # Layers may share a storage; each is looked at once a request.
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in self.planes}
-        self._storages = [(storage, storage.nbytes(), address) for address, storage in storages.items()]
+        self._storages = [(storage, storage.nbytes()) for storage in storages.values()]
         self._addresses = [t.data_ptr() for t in self.planes]
 
     def lost(self) -> PoolLostError | None:
         """Why nothing can be converted any more."""
-        for storage, size, address in self._storages:
+        for storage, size in self._storages:
             if storage.nbytes() < size:
                 return PoolLostError(f"{OP}: the pool must keep its {size} bytes of storage, got {storage.nbytes()}")
-            if storage.data_ptr() != address:
-                return PoolLostError(f"{OP}: the pool must keep its storage, got one that was allocated anew")
+        # Also of a storage that was allocated anew.
         for i, (plane, address) in enumerate(zip(self.planes, self._addresses, strict=True)):
             if plane.data_ptr() != address:
                 return PoolLostError(f"{OP}: the pool must keep its storage, got another one in plane {i}")

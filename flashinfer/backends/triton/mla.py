@@ -4,17 +4,15 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import math
-import os
 from dataclasses import dataclass
 
 import torch
 
+from flashinfer.backends.triton import device
 from flashinfer.backends.triton.launch import launch
 from flashinfer.core import mla_plan
-from flashinfer.core.dtypes import FP8, fp8_of
+from flashinfer.core.dtypes import FP8
 from flashinfer.core.mla_plan import Shape
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16)
@@ -50,45 +48,17 @@ def tuning(rows: int, shared_bytes: int) -> Tuning:
     return Tuning(64, 8, 2) if rows == 64 else Tuning(32, 4, 3)
 
 
-@functools.cache
-def _why_not_device(device: torch.device) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "needs the package triton"
-    if device.type == "cuda":
-        return None
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    return f"needs a GPU, got {device}"
-
-
-@functools.cache
-def _shared_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 64 << 10
-    properties = torch.cuda.get_device_properties(device)
-    # ROCm's torch has no "opt-in" size: there is one.
-    return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
-
-
-@functools.cache
-def _fp8(device: torch.device) -> torch.dtype | None:
-    """The FP8 flavour of the device; None where all work."""
-    if device.type != "cuda":
-        return None
-    return fp8_of(getattr(torch.cuda.get_device_properties(device), "gcnArchName", ""))
-
-
 def why_not_mla_paged_attention(
     q_nope: torch.Tensor, q_pe: torch.Tensor, ckv_cache: torch.Tensor, kpe_cache: torch.Tensor, *args: object
 ) -> str | None:
-    if reason := _why_not_device(q_nope.device):
+    if reason := device.why_not(q_nope.device):
         return reason
     if q_nope.dtype not in QUERY_DTYPES:
         return f"needs q in float16 or bfloat16, got {q_nope.dtype}"
     if ckv_cache.dtype != q_nope.dtype:
         if ckv_cache.dtype not in FP8:
             return f"needs caches of q's dtype or FP8, got {ckv_cache.dtype}"
-        flavour = _fp8(q_nope.device)
+        flavour = device.fp8(q_nope.device)
         if flavour is not None and ckv_cache.dtype != flavour:
             return f"needs the device's own FP8, {flavour}, got {ckv_cache.dtype}"
     heads, ckv_dim, kpe_dim = q_nope.size(1), q_nope.size(2), q_pe.size(2)
@@ -149,7 +119,7 @@ def _launch(tensors: tuple[torch.Tensor, ...], shape: Shape, causal: bool, scale
 
     q_nope, q_pe, ckv, kpe, _, schedule, partial, partial_lse, out, lse = tensors
     heads, dim, rows = q_nope.size(1), q_nope.size(2), shape.rows_per_item
-    tune = tuning(rows, _shared_bytes(q_nope.device))
+    tune = tuning(rows, device.shared_bytes(q_nope.device))
     results = out.stride(0), out.stride(1), lse.stride(0), lse.stride(1)
     inputs = (t.stride(d) for t in (q_nope, q_pe, ckv, kpe) for d in (0, 1))
     launch(
