@@ -6,9 +6,10 @@ BIN := .venv/bin
 CSRC = $$(find csrc_rocm -name '*.h' -o -name '*.cc' -o -name '*.cu' | sort)
 # What the command line hands to pytest or to the demo: make test ARGS="-k page", make demo ARGS="--no-convert".
 ARGS ?=
-# Left out of make test: they start real vLLM engines, or compile for minutes, and under load meet their time limits.
+# Left out of make test: they compile for minutes, or want vLLM, whose own environment runs them.
 AITER_BUILD = tests/rocm_tests/gfx/test_aiter_build.py
 ENGINES = tests/rocm_tests/vllm/test_served.py tests/rocm_tests/vllm/test_demo.py
+LEFT_OUT = $(AITER_BUILD) tests/rocm_tests/vllm
 
 .PHONY: help demo demo-vllm test lint format venv rocm aiter vllm vllm-engines clean
 .DEFAULT_GOAL := help
@@ -24,7 +25,7 @@ demo-vllm: ## the same with two vLLM servers and a proxy, on the CPU; fails unle
 	@.venv-vllm/bin/python -W ignore -m flashinfer handoff-vllm $(ARGS)
 
 test: venv rocm lint vllm ## lint and the tests, AMD compilation included
-	@$(BIN)/python -m pytest --timeout 900 --ignore=$(AITER_BUILD) $(ARGS)
+	@$(BIN)/python -m pytest --timeout 900 $(LEFT_OUT:%=--ignore=%) $(ARGS)
 
 aiter: venv rocm ## compile AITER's own cache kernels from its wheel for gfx942 and gfx950; some minutes
 	@scripts/setup_aiter

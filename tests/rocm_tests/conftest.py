@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import os
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,16 +66,6 @@ def missing(marker: str) -> str | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in NEEDS:
         if item.get_closest_marker(marker) and (reason := missing(marker)):
+            if in_ci() and marker in MUST_RUN_IN_CI:
+                pytest.fail(f"in CI this test may not be skipped. {marker}: {reason}", pytrace=False)
             pytest.skip(f"{marker}: {reason}")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.skipped and in_ci() and any(item.get_closest_marker(m) for m in MUST_RUN_IN_CI):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        report.outcome = "failed"
-        report.longrepr = f"in CI this test may not be skipped. {reason}"
-    return report

@@ -262,7 +262,7 @@ def test_disabled_compilation_goes_through_and_is_not_remembered(
 
 
 def test_bad_arguments_are_said_first(site: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="k_cache must be of dtype"):
+    with pytest.raises(InvalidArgumentError, match="k_cache must be of the rows' dtype"):
         run("aiter", k_cache=torch.zeros(3, 4, 2, 8, dtype=torch.float64))
     with pytest.raises(InvalidArgumentError, match="v_cache must be of shape"):
         run("aiter", v_cache=torch.zeros(3, 4, 2, 9))
