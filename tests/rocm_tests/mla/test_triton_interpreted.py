@@ -4,45 +4,20 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from flashinfer.selection import explain
+from rocm_tests.interpreted import assert_holds
+from rocm_tests.mla import triton_cases
 from rocm_tests.mla.case import SCALE, Case
-from rocm_tests.mla.triton_cases import CASES
 
-ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.triton
 
 
-@functools.cache
-def report() -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, "-m", "rocm_tests.mla.triton_cases"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", triton_cases.CASES)
 def test_a_case(name: str) -> None:
-    failed = report()["failed"]
-    assert isinstance(failed, dict)
-    assert name in report()["cases"]  # type: ignore[operator]
-    assert name not in failed, failed[name]
+    assert_holds(triton_cases.__name__, name)
 
 
 def test_without_the_interpreter_the_cpu_is_declined_in_words() -> None:
