@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer.core import mla_plan
-from flashinfer.core.aiter_install import find_aiter
+from flashinfer.core import aiter_install, mla_plan
 from flashinfer.core.checks import INDEX_DTYPES, describe, fail, refuse_extras
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.core.mla_plan import HostPlan, Shape
@@ -337,11 +336,8 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
 
     def _keep_queries(self, queries: tuple[int, bool]) -> None:
         """AITER's kernels are captured for one query length, ours for all."""
-        if (
-            self._queries[0]
-            and queries != self._queries
-            and (self._backend == "aiter" or (self._backend in AUTO_NAMES and find_aiter() is not None))
-        ):
+        by_choice = self._backend in AUTO_NAMES and aiter_install.why_not_here(self.device) is None
+        if self._queries[0] and queries != self._queries and (by_choice or self._backend == "aiter"):
             fail(
                 WRAPPER,
                 "the queries of a graph's plans",

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where AITER is installed, found out without importing it.
+"""Which AITER is installed, and whether it has kernels for a device, found out without importing it.
 
 Importing AITER runs rocminfo and hipconfig, writes to the temp folder, may compile for minutes, and up to 0.1.11.post1
 ends the process with `SystemExit` where that fails. What is asked here is answered by the import system and by files.
@@ -12,11 +12,19 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+# Those that AITER's kernels come for.
+ARCHES = ("gfx942", "gfx950")
 # "amd-aiter" on PyPI and AMD's indexes; builds from older checkouts call themselves "aiter".
 _DISTRIBUTIONS = ("amd-aiter", "aiter")
+
+# Major, minor, patch and post.
+Version = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,22 @@ class AiterInstall:
         """AITER's C++ sources; whether they are there is another question."""
         return self.meta / "csrc"
 
+    @property
+    def release(self) -> Version | None:
+        """The version as numbers, if it says anything."""
+        return parse_version(self.version)
+
     def __str__(self) -> str:
         return f"AITER {self.version}{f' ({self.commit[:12]})' if self.commit else ''} in {self.package}"
+
+
+def parse_version(text: str) -> Version | None:
+    """`0.1.13.post2+anything` as numbers; None for what says nothing, as editable installs' 0.0 does."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?", text)
+    if found is None:
+        return None
+    major, minor, patch, post = (int(n or 0) for n in found.groups())
+    return (major, minor, patch, post) if (major, minor, patch) > (0, 0, 0) else None
 
 
 @functools.cache
@@ -69,6 +91,20 @@ def find_aiter() -> AiterInstall | None:
 def why_not_aiter() -> str | None:
     """A sentence if AITER is not installed, else None."""
     return None if find_aiter() is not None else "needs the package aiter, which is not installed"
+
+
+@functools.cache
+def why_not_gpu(device: torch.device) -> str | None:
+    """A sentence if AITER has no kernels for the device, else None."""
+    if device.type != "cuda" or torch.version.hip is None:
+        return f"needs an AMD GPU, got {device}"
+    arch = str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+    return None if arch in ARCHES else f"needs {' or '.join(ARCHES)}, got {arch}"
+
+
+def why_not_here(device: torch.device) -> str | None:
+    """A sentence if AITER is not for the device, where it is not looked for, or not installed; else None."""
+    return why_not_gpu(device) or why_not_aiter()
 
 
 def _meta(package: Path) -> Path:

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import torch
 
-from flashinfer.core.aiter_install import AiterInstall, find_aiter, why_not_aiter
-from flashinfer.core.errors import BackendUnavailableError, BuildError, InvalidArgumentError
+from flashinfer.core import aiter_install
+from flashinfer.core.aiter_install import AiterInstall
+from flashinfer.core.errors import BackendUnavailableError, BuildError
 from flashinfer.jit.load import Module, load_for
 from flashinfer.jit.spec import Foreign, JitSpec
-from flashinfer.jit.toolchain import KNOWN_ARCHES, Toolchain
+from flashinfer.jit.toolchain import Toolchain, why_not_device
 
 logger = logging.getLogger("flashinfer")
 
@@ -122,13 +123,7 @@ def why_not_cache_module(device: torch.device) -> str | None:
 
 
 def _why_not_device(device: torch.device) -> str | None:
-    try:
-        target = Toolchain.for_device(device).target
-    except (BackendUnavailableError, InvalidArgumentError) as e:
-        return str(e)
-    if target not in TARGETS:
-        return f"AITER runs on AMD GPUs ({', '.join(KNOWN_ARCHES['hip'])}) only"
-    return why_not_aiter()
+    return aiter_install.why_not_gpu(device) or why_not_device(device) or aiter_install.why_not_aiter()
 
 
 def cache_module(device: torch.device) -> Module:
@@ -149,9 +144,9 @@ def cache_module(device: torch.device) -> Module:
         reason = why_not_cache_module(device)
         if reason is not None:
             raise BackendUnavailableError(f"aiter: {reason}")
-        install = find_aiter()
+        install = aiter_install.find_aiter()
         if install is None:
-            raise BackendUnavailableError(f"aiter: {why_not_aiter()}")
+            raise BackendUnavailableError(f"aiter: {aiter_install.why_not_aiter()}")
         try:
             module = load_for(cache_spec(install), Toolchain.for_device(device))
         except (BackendUnavailableError, BuildError) as e:

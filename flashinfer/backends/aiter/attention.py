@@ -9,18 +9,15 @@ AITER takes the longest query and request from the host, so calls that leave the
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
-from types import ModuleType
 
 import torch
 
-from flashinfer.core.aiter_install import why_not_aiter
+from flashinfer.backends.aiter import entry
 from flashinfer.core.checks import INT32_MAX
 
 DTYPES = (torch.float16, torch.bfloat16)
-ARCHS = ("gfx942", "gfx950")
+MODULE, RAGGED, PAGED = "aiter", "flash_attn_varlen_func", "paged_attention_ragged"
 # What AITER's own tests run.
 PAGE_SIZES = (16, 32)
 DECODE_HEAD_DIMS = (64, 128)
@@ -29,22 +26,8 @@ LARGEST_HEAD_DIM = 256
 PARTITION = 256
 
 
-@functools.cache
-def why_not_device(device: torch.device) -> str | None:
-    """None, or why AITER has no kernels for the device."""
-    if device.type != "cuda" or torch.version.hip is None:
-        return f"AITER needs an AMD GPU, got {device}"
-    arch = str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
-    return None if arch in ARCHS else f"AITER needs {' or '.join(ARCHS)}, got {arch}"
-
-
-@functools.cache
-def _aiter(name: str) -> ModuleType:
-    """A module of AITER's. Imported by the first call that it takes: importing runs programs and may compile."""
-    return importlib.import_module(name)
-
-
 def _why_not(
+    function: str,
     q: torch.Tensor,
     k: torch.Tensor,
     sinks: torch.Tensor | None,
@@ -63,7 +46,7 @@ def _why_not(
         return f"AITER needs max_q_len and max_kv_len on the host, got {max_q_len} and {max_kv_len}"
     if any(t.dtype != torch.int32 for t in indices):
         return "AITER needs int32 metadata"
-    return why_not_device(q.device) or why_not_aiter()
+    return entry.why_not(q.device, MODULE, function)
 
 
 def why_not_ragged_attention(
@@ -96,7 +79,12 @@ def why_not_ragged_attention(
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not t.is_contiguous():
             return f"AITER would copy {name}, which is not contiguous"
-    return _why_not(q, k, sinks, custom_mask, max_q_len, max_kv_len, (qo_indptr, kv_indptr))
+    return _why_not(RAGGED, q, k, sinks, custom_mask, max_q_len, max_kv_len, (qo_indptr, kv_indptr))
+
+
+def ready_ragged_attention(*args: object) -> None:
+    """Import AITER; nothing to do after the first time."""
+    entry.entry_point(MODULE, RAGGED)
 
 
 def ragged_attention(
@@ -123,7 +111,7 @@ def ragged_attention(
 ) -> None:
     if q.size(0) == 0:
         return
-    found = _aiter("aiter").flash_attn_varlen_func(
+    found = entry.entry_point(MODULE, RAGGED)(
         q=q,
         k=k,
         v=v,
@@ -196,7 +184,13 @@ def why_not_paged_attention(
         return f"AITER takes one set of 32-bit strides for K and V, got {k_cache.stride()} and {v_cache.stride()}"
     if q.size(1) > 1 and q.stride(1) != q.size(2):
         return f"AITER needs the heads of a query side by side, got stride {q.stride()}"
-    return _why_not(q, k_cache, sinks, custom_mask, max_q_len, max_kv_len, (kv_indptr, kv_indices, kv_last_page_len))
+    indices = (kv_indptr, kv_indices, kv_last_page_len)
+    return _why_not(PAGED, q, k_cache, sinks, custom_mask, max_q_len, max_kv_len, indices)
+
+
+def ready_paged_attention(*args: object) -> None:
+    """Import AITER; nothing to do after the first time."""
+    entry.entry_point(MODULE, PAGED)
 
 
 def paged_attention(
@@ -231,7 +225,7 @@ def paged_attention(
     slots = batch * heads * partitions
     unit = torch.ones(1, device=q.device)
     result = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-    _aiter("aiter").paged_attention_ragged(
+    entry.entry_point(MODULE, PAGED)(
         out=result,
         # Partial results, then two floats for each: AITER's formula.
         workspace_buffer=q.new_empty(slots * (dim * q.element_size() + 8), dtype=torch.uint8),

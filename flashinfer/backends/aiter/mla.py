@@ -15,12 +15,12 @@ import warnings
 import torch
 import torch.nn.functional as functional
 
-from flashinfer.backends.aiter import mla_interface
-from flashinfer.core import aiter_install, mla_plan
+from flashinfer.backends.aiter import entry
+from flashinfer.backends.aiter import mla_interface as aiter_mla
+from flashinfer.core import mla_plan
 from flashinfer.core.checks import INT32_MAX
 from flashinfer.core.errors import BackendUnavailableError
 
-ARCHES = ("gfx942", "gfx950")
 HEADS = (16, 128)
 DIMS = (512, 64)
 # Decode kernels of 16 heads come for 1, up to 4 and up to 8 queries; longer ones are for the prefill kernel.
@@ -29,13 +29,6 @@ MOST_DECODE_QUERIES = 8
 SPLITS = (2, 16)
 
 _has_warned = False
-
-
-@functools.cache
-def _arch(device: torch.device) -> str:
-    if device.type != "cuda":
-        return device.type
-    return str(getattr(torch.cuda.get_device_properties(device), "gcnArchName", "")).partition(":")[0]
 
 
 @functools.cache
@@ -61,10 +54,8 @@ def why_not_mla_paged_attention(
     uniform_q: bool,
     *args: object,
 ) -> str | None:
-    if reason := aiter_install.why_not_aiter():
+    if reason := entry.why_not(q_nope.device, aiter_mla.MODULE, aiter_mla.DECODE, aiter_mla.PREFILL):
         return reason
-    if (arch := _arch(q_nope.device)) not in ARCHES:
-        return f"AITER has MLA kernels for {' and '.join(ARCHES)}, got {arch or q_nope.device}"
     if q_nope.dtype != torch.bfloat16 or ckv_cache.dtype != torch.bfloat16:
         return f"AITER's MLA kernels are called for bfloat16, got {q_nope.dtype} and caches of {ckv_cache.dtype}"
     if (dims := (q_nope.size(2), q_pe.size(2))) != DIMS:
@@ -73,13 +64,13 @@ def why_not_mla_paged_attention(
         return f"needs at most {HEADS[-1]} heads, got {q_nope.size(1)}"
     if ckv_cache.size(0) * ckv_cache.size(1) > INT32_MAX:
         return f"AITER counts tokens of the pool in 32 bits, got {ckv_cache.size(0) * ckv_cache.size(1)}"
-    return _why_not_queries(causal, needs_lse, max_q_len, uniform_q) or mla_interface.why_not_imported()
+    return _why_not_queries(causal, needs_lse, max_q_len, uniform_q)
 
 
 def _why_not_queries(causal: bool, needs_lse: bool, max_q_len: int, uniform_q: bool) -> str | None:
-    found = mla_interface.interface()
-    if found is None or (reason := found.why_not()):
-        return reason if found else aiter_install.why_not_aiter()
+    found = aiter_mla.interface()
+    if found is not None and (reason := found.why_not()):
+        return reason
     if max_q_len < 1:
         return "needs a plan, and in a causal batch keys for every query: AITER is told the longest query"
     if max_q_len > 1 and not causal:
@@ -88,7 +79,7 @@ def _why_not_queries(causal: bool, needs_lse: bool, max_q_len: int, uniform_q: b
         return "AITER's decode needs as many queries in every request, got requests without one"
     if not _is_decode(max_q_len, uniform_q):
         return "AITER's prefill returns no LSE" if needs_lse else None
-    if needs_lse and not found.has_lse:
+    if needs_lse and found is not None and not found.has_lse:
         return f"needs AITER 0.1.13 or newer for the LSE, got {found.text}"
     return None
 
@@ -100,8 +91,8 @@ def _is_decode(max_q_len: int, uniform_q: bool) -> bool:
 
 def ready_mla_paged_attention(*args: object) -> None:
     """Import AITER; nothing to do after the first time."""
-    for name in (mla_interface.DECODE, mla_interface.PREFILL):
-        mla_interface.entry_point(name)
+    for name in (aiter_mla.DECODE, aiter_mla.PREFILL):
+        entry.entry_point(aiter_mla.MODULE, name)
 
 
 def mla_paged_attention(
@@ -148,11 +139,11 @@ def mla_paged_attention(
         "sm_scale": sm_scale,
     }
     if not _is_decode(max_q_len, uniform_q):
-        mla_interface.entry_point(mla_interface.PREFILL)(**call)
+        entry.entry_point(aiter_mla.MODULE, aiter_mla.PREFILL)(**call)
         if into is not out:
             out.copy_(into[:, :heads])
         return
-    found = mla_interface.interface()
+    found = aiter_mla.interface()
     splits = min(max(SPLITS[0], 2 * _compute_units(device) // batch), SPLITS[1])
     # Given by us: AITER's own is made once a process, for the GPU and the memory pool of the first call.
     call.update(num_kv_splits=splits, num_kv_splits_indptr=_steps(batch, splits, device))
@@ -160,7 +151,7 @@ def mla_paged_attention(
         call["causal"] = True
     if needs_lse:
         call["return_lse"] = True
-    _, natural = mla_interface.entry_point(mla_interface.DECODE)(**call)
+    _, natural = entry.entry_point(aiter_mla.MODULE, aiter_mla.DECODE)(**call)
     # Of no keys AITER makes 0 / 0.
     empty = (kv_len_arr == 0).repeat_interleave(max_q_len).unsqueeze(1)
     if into is not out:

@@ -4,15 +4,14 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
-from flashinfer.core.aiter_install import find_aiter, why_not_aiter
+from flashinfer.backends.aiter import entry
+from flashinfer.core import aiter_install
 from flashinfer.core.dtypes import FP8, fp8_of
 from flashinfer.core.mla_project import scale_mode
 
-MODULE = "aiter.ops.triton.gather_kv_b_proj"
+MODULE, NAME = "aiter.ops.triton.gather_kv_b_proj", "gather_kv_b_proj"
 # Release that first has the op with each way of scaling the weight.
 SINCE = {"block": (0, 1, 12), "row": (0, 1, 13), "none": (0, 1, 14)}
 # From here on pages of one token have a kernel of their own, which multiplies in bfloat16.
@@ -23,25 +22,16 @@ RANK = 512
 CHUNK = {1: 32, 2: 16}
 
 
-def _why_not_device(device: torch.device) -> str | None:
-    return None if device.type == "cuda" and torch.version.hip is not None else f"needs an AMD GPU, got {device}"
-
-
 def _flavour(device: torch.device) -> torch.dtype:
     """The FP8 that the device computes with."""
     return fp8_of(getattr(torch.cuda.get_device_properties(device), "gcnArchName", ""))
 
 
-def _version(text: str) -> tuple[int, ...] | None:
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
-    return tuple(int(n) for n in found.groups()) if found else None
-
-
 def _why_not_version(mode: str | None, nope: int, v_dim: int) -> str | None:
-    install = find_aiter()
+    install = aiter_install.find_aiter()
     if install is None:
-        return why_not_aiter()
-    version = _version(install.version)
+        return aiter_install.why_not_aiter()
+    version = install.release
     if version is None:
         return f"needs to know AITER's version, as scales depend on it, got {install.version}"
     since = SINCE[mode or "none"]
@@ -55,12 +45,11 @@ def _why_not_version(mode: str | None, nope: int, v_dim: int) -> str | None:
 def _why_not_dtypes(kv_cache: torch.Tensor, weight: torch.Tensor, k_out: torch.Tensor) -> str | None:
     if k_out.dtype != torch.bfloat16:
         return f"needs results in bfloat16, got {k_out.dtype}"
-    flavour = _flavour(kv_cache.device)
     for name, t in (("kv_cache", kv_cache), ("kv_b_proj_weight", weight)):
-        if t.dtype in FP8 and t.dtype != flavour:
+        if t.dtype in FP8 and t.dtype != (flavour := _flavour(kv_cache.device)):
             return f"needs {name} in the device's own FP8, {flavour}, got {t.dtype}"
-    install = find_aiter()
-    version = _version(install.version) if install is not None else None
+    install = aiter_install.find_aiter()
+    version = install.release if install is not None else None
     flat = kv_cache.size(1) == 1 and version is not None and version >= FLAT_SINCE
     if kv_cache.dtype in FP8 and weight.dtype not in FP8 and not flat:
         return (
@@ -81,7 +70,7 @@ def why_not_gather_kv_b_proj(
     k_out: torch.Tensor,
     v_out: torch.Tensor,
 ) -> str | None:
-    if reason := _why_not_device(kv_cache.device):
+    if reason := entry.why_not(kv_cache.device, MODULE, NAME):
         return reason
     rank, page_size = kv_b_proj_weight.size(1), kv_cache.size(1)
     nope = k_out.size(2) - (kv_cache.size(2) - rank)
@@ -109,6 +98,11 @@ def why_not_gather_kv_b_proj(
     return None
 
 
+def ready_gather_kv_b_proj(*args: object) -> None:
+    """Import AITER; nothing to do after the first time."""
+    entry.entry_point(MODULE, NAME)
+
+
 def gather_kv_b_proj(
     kv_cache: torch.Tensor,
     kv_scale: torch.Tensor | None,
@@ -120,11 +114,9 @@ def gather_kv_b_proj(
     k_out: torch.Tensor,
     v_out: torch.Tensor,
 ) -> None:
-    from aiter.ops.triton.gather_kv_b_proj import gather_kv_b_proj as fused
-
     if k_out.size(0) == 0:
         return
-    fused(
+    entry.entry_point(MODULE, NAME)(
         kv_cache,
         # Not looked at for a cache of 16 bits, but Triton wants a pointer.
         kv_cache if kv_scale is None else kv_scale,

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from flashinfer.core.aiter_install import AiterInstall, find_aiter
-from flashinfer.core.errors import BuildError
+from flashinfer.core.aiter_install import AiterInstall, Version, find_aiter
 
+MODULE = "aiter.mla"
 DECODE, PREFILL = "mla_decode_fwd", "mla_prefill_fwd"
 # Before it, the number of pieces that is passed is not the one used, and a tensor of the first GPU is used on all.
 FIRST_VERSION = (0, 1, 7, 5)
@@ -25,10 +21,6 @@ FIRST_VERSION = (0, 1, 7, 5)
 FIRST_VERSION_WITH_LSE = (0, 1, 13, 0)
 # What the kernel that joins pieces is told from that version on, and only from then.
 _LSE_MARK = "HAS_FINAL_LSE"
-
-Version = tuple[int, int, int, int]
-
-_entry: dict[str, Callable[..., Any] | str] = {}
 
 
 @dataclass(frozen=True)
@@ -59,15 +51,6 @@ class Interface:
         return None
 
 
-def parse_version(text: str) -> Version | None:
-    """`0.1.13.post2+anything` as numbers; None for what says nothing, as editable installs' 0.0 does."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?", text)
-    if found is None:
-        return None
-    major, minor, patch, post = (int(n or 0) for n in found.groups())
-    return (major, minor, patch, post) if (major, minor, patch) > (0, 0, 0) else None
-
-
 @functools.lru_cache(maxsize=4)
 def read_interface(install: AiterInstall) -> Interface:
     """Read aiter/mla.py without running it."""
@@ -81,36 +64,10 @@ def read_interface(install: AiterInstall) -> Interface:
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name in found:
             found[node.name] = frozenset(a.arg for a in (*node.args.args, *node.args.kwonlyargs))
-    return Interface(str(install), found[DECODE], found[PREFILL], parse_version(install.version), _LSE_MARK in text)
+    return Interface(str(install), found[DECODE], found[PREFILL], install.release, _LSE_MARK in text)
 
 
 def interface() -> Interface | None:
     """That of the AITER on the import path."""
     install = find_aiter()
     return None if install is None else read_interface(install)
-
-
-def why_not_imported() -> str | None:
-    """Why AITER could not be imported, if that was tried."""
-    return next((reason for reason in _entry.values() if isinstance(reason, str)), None)
-
-
-def entry_point(name: str) -> Callable[..., Any]:
-    """AITER's function; imports AITER on first use, which may take minutes, and remembers a failure.
-
-    Raises
-    ------
-    BuildError
-        If AITER cannot be imported.
-    """
-    found = _entry.get(name)
-    if found is None:
-        try:
-            found = getattr(importlib.import_module("aiter.mla"), name)
-        except (ImportError, AttributeError, OSError, RuntimeError, ValueError, SystemExit) as e:
-            # Up to 0.1.11.post1 it ends the process where one of its modules does not compile.
-            found = f"AITER cannot be imported: {type(e).__name__}: {e}".rstrip(": ")
-        _entry[name] = found
-    if isinstance(found, str):
-        raise BuildError("aiter.mla", "import aiter.mla", found)
-    return found

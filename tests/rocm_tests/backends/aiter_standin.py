@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.backends.aiter import page
+from flashinfer.backends.aiter import entry, page
+from flashinfer.core import aiter_install
 from flashinfer.core.aiter_install import find_aiter
 from flashinfer.jit import aiter_lib
 
@@ -40,15 +41,26 @@ def found(folder: Path | None, *, anywhere: bool = True) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         path = [p for p in sys.path if not (Path(p or ".") / "aiter").is_dir()]
         patch.setattr(sys, "path", [*([str(folder)] if folder else []), *path])
-        patch.delitem(sys.modules, "aiter", raising=False)
+        _forget_modules()
         if anywhere:
             patch.setattr(aiter_lib, "TARGETS", ("hip", "cpu", "cuda"))
+            patch.setattr(aiter_install, "why_not_gpu", lambda device: None)
         for module, name in (
             (aiter_lib, "_modules"),
             (aiter_lib, "_answers"),
+            (entry, "_functions"),
+            (entry, "_failures"),
             (page, "_units"),
         ):
             patch.setattr(module, name, {})
         find_aiter.cache_clear()
-        yield
+        try:
+            yield
+        finally:
+            _forget_modules()
     find_aiter.cache_clear()
+
+
+def _forget_modules() -> None:
+    for name in [n for n in sys.modules if n.partition(".")[0] == "aiter"]:
+        del sys.modules[name]

@@ -184,9 +184,7 @@ def test_other_devices_than_amd_gpus_are_declined(tmp_path: Path) -> None:
     cache = pools(batch.num_pages, 4, 2, 8, torch.float32)["two pools"]
     rows = torch.ones(9, 2, 8)
     with found(install("own_typed", tmp_path), anywhere=False):
-        with pytest.raises(
-            flashinfer.BackendUnavailableError, match=r"aiter: AITER runs on AMD GPUs \(gfx942, gfx950\)"
-        ):
+        with pytest.raises(flashinfer.BackendUnavailableError, match="aiter: needs an AMD GPU, got cpu"):
             append(batch, rows, rows, cache)
         append(batch, rows, rows, cache, backend="auto")
         assert not aiter_lib._modules

@@ -9,14 +9,14 @@ import itertools
 import math
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import flashinfer
-from flashinfer.backends.aiter import attention as backend
+from flashinfer.backends.aiter import entry
+from flashinfer.core import aiter_install
 from flashinfer.core.errors import BackendUnavailableError
 from flashinfer.testing.compare import assert_close
 from flashinfer.testing.tolerances import Tolerance
@@ -107,17 +107,14 @@ def paged_attention_ragged(
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """AITER on every device, and what a call of it would find."""
     module = types.ModuleType("aiter")
     module.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
     module.paged_attention_ragged = paged_attention_ragged  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "aiter", module)
-    monkeypatch.setattr(backend, "why_not_aiter", lambda: None)
-    monkeypatch.setattr(backend, "why_not_device", lambda device: None)
-    backend._aiter.cache_clear()
-    yield
-    backend._aiter.cache_clear()
+    monkeypatch.setattr(aiter_install, "why_not_here", lambda device: None)
+    monkeypatch.setattr(entry, "_functions", {})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -207,11 +204,11 @@ def test_without_amds_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case([2], [9], D=64, dtype=torch.bfloat16)
     wrapper = case.ragged(backend="aiter")
     case.plan_ragged(wrapper)
-    with pytest.raises(BackendUnavailableError, match="aiter: AITER needs an AMD GPU, got cpu"):
+    with pytest.raises(BackendUnavailableError, match="aiter: needs an AMD GPU, got cpu"):
         wrapper.run(case.q, case.k, case.v)
     answers = flashinfer.explain(
         *(flashinfer.ragged_attention, case.q, case.k, case.v, case.qo_indptr, case.kv_indptr),
         max_q_len=2,
         max_kv_len=9,
     )
-    assert answers["aiter"] == "AITER needs an AMD GPU, got cpu"
+    assert answers["aiter"] == "needs an AMD GPU, got cpu"

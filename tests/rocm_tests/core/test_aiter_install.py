@@ -11,8 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from flashinfer.core.aiter_install import AiterInstall, find_aiter, why_not_aiter
+from flashinfer.core import aiter_install
+from flashinfer.core.aiter_install import (
+    AiterInstall,
+    find_aiter,
+    parse_version,
+    why_not_aiter,
+    why_not_gpu,
+    why_not_here,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +91,42 @@ def test_what_is_no_package_is_not_aiter(tmp_path: Path, monkeypatch: pytest.Mon
         make()
         find_aiter.cache_clear()
         assert find_aiter() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("0.1.13", (0, 1, 13, 0)),
+        ("0.1.12.post2+rocm7", (0, 1, 12, 2)),
+        ("0.1.7.post2.dev18", (0, 1, 7, 2)),
+        ("0.0.0", None),
+        ("0.0", None),
+        ("unknown", None),
+    ],
+)
+def test_versions_are_numbers(text: str, release: tuple[int, ...] | None) -> None:
+    assert parse_version(text) == release
+    assert AiterInstall(Path("aiter"), Path("meta"), text).release == release
+
+
+@pytest.mark.parametrize(
+    ("hip", "arch", "reason"),
+    [
+        (None, "", "needs an AMD GPU, got cuda:0"),
+        ("7.2", "gfx942:sramecc+:xnack-", None),
+        ("7.2", "gfx950", None),
+        ("7.2", "gfx1100", "needs gfx942 or gfx950, got gfx1100"),
+        # Longer than the name of one that will do.
+        ("7.2", "gfx9420", "needs gfx942 or gfx950, got gfx9420"),
+    ],
+)
+def test_architectures(hip: str | None, arch: str, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(gcnArchName=arch))
+    for device, wanted in ((torch.device("cuda", 0), reason), (torch.device("cpu"), "needs an AMD GPU, got cpu")):
+        assert why_not_gpu.__wrapped__(device) == wanted
+
+
+def test_where_it_has_no_kernels_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aiter_install, "find_aiter", lambda: pytest.fail("looked for"))
+    assert why_not_here(torch.device("cpu")) == "needs an AMD GPU, got cpu"

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from flashinfer.backends.aiter import mla, mla_interface
+from flashinfer.backends.aiter import entry, mla
+from flashinfer.core import aiter_install
 from flashinfer.core.aiter_install import find_aiter
 
 HEADER = """
@@ -91,8 +92,9 @@ def found(folder: Path) -> Iterator[None]:
         patch.syspath_prepend(folder)
         for name in ("aiter", "aiter.mla"):
             patch.delitem(sys.modules, name, raising=False)
-        patch.setattr(mla_interface, "_entry", {})
-        patch.setattr(mla, "_arch", lambda device: "gfx942")
+        patch.setattr(entry, "_functions", {})
+        patch.setattr(entry, "_failures", {})
+        patch.setattr(aiter_install, "why_not_gpu", lambda device: None)
         patch.setattr(mla, "_has_warned", False)
         find_aiter.cache_clear()
         try:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import types
 from pathlib import Path
@@ -14,7 +13,9 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer.backends.aiter import entry
 from flashinfer.backends.aiter import mla_context as route
+from flashinfer.core import aiter_install
 from flashinfer.core.aiter_install import AiterInstall
 from flashinfer.core.dtypes import FNUZ, OCP
 from rocm_tests.mla_context.case import FULL, Case
@@ -25,8 +26,10 @@ BF16 = torch.bfloat16
 def install(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     """AITER of a version on an AMD GPU of FNUZ, as far as the route can tell."""
     found = None if version is None else AiterInstall(Path("aiter"), Path("meta"), version)
-    monkeypatch.setattr(route, "find_aiter", lambda: found)
-    monkeypatch.setattr(route, "_why_not_device", lambda device: None)
+    monkeypatch.setattr(aiter_install, "find_aiter", lambda: found)
+    monkeypatch.setattr(aiter_install, "why_not_gpu", lambda device: None)
+    monkeypatch.setattr(entry, "_functions", {})
+    monkeypatch.setattr(entry, "_failures", {})
     monkeypatch.setattr(route, "_flavour", lambda device: FNUZ)
 
 
@@ -183,7 +186,6 @@ def test_nothing_to_do_is_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_an_amd_gpu_aiter_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route, "find_aiter", lambda: pytest.fail("looked for"))
+    monkeypatch.setattr(aiter_install, "find_aiter", lambda: pytest.fail("looked for"))
     assert why_not(case()) == "needs an AMD GPU, got cpu"
     assert "aiter" not in sys.modules
-    assert "import aiter" not in inspect.getsource(route).partition("\ndef ")[0]
