@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -14,6 +13,7 @@ from flashinfer.core import aiter_install, mla_plan
 from flashinfer.core.checks import INDEX_DTYPES, describe, fail, refuse_extras
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.core.mla_plan import HostPlan, Shape
+from flashinfer.core.staging import Staging
 from flashinfer.ops import mla as ops
 
 WRAPPER = "BatchMLAPagedAttentionWrapper"
@@ -36,8 +36,7 @@ def results(
     return out, lse
 
 
-@dataclass(frozen=True)
-class _Planned:
+class _Planned(NamedTuple):
     """What `plan` was told, besides the metadata."""
 
     heads: int
@@ -118,8 +117,9 @@ class BatchMLAPagedAttentionWrapper:
         self.device = float_workspace_buffer.device
         self._float_workspace_buffer = float_workspace_buffer
         self._int_workspace_buffer = torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
-        # Engines hand it back to `_cached_module.plan`; staging memory comes from torch's pinned allocator.
+        # Engines hand it back to `_cached_module.plan`; the memory that plans use is `_staging`'s.
         self._pin_memory_int_workspace_buffer = torch.empty(0, dtype=torch.uint8)
+        self._staging = Staging(self.device)
         self._cached_module = _CachedModule(self)
         buffers = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_len_arr": kv_len_arr}
         if use_cuda_graph:
@@ -133,6 +133,8 @@ class BatchMLAPagedAttentionWrapper:
         self._shape: Shape | None = None
         self._host: HostPlan | None = None
         self._views: tuple[torch.Tensor, ...] = ()
+        # Batch size and buffer that they belong to.
+        self._views_of: tuple[int, torch.Tensor | None] = -1, None
         self._queries = 0, False
         self._sm_scale = 0.0
 
@@ -270,7 +272,7 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
         for name, t in named.items():
             if not isinstance(t, torch.Tensor) or t.dim() != 1 or t.dtype not in INDEX_DTYPES:
                 fail(WRAPPER, name, "a 1-D int32 or int64 tensor", describe(t))
-            if t.device.type != "cpu" and t.device != self.device:
+            if not t.is_cpu and t.device != self.device:
                 fail(WRAPPER, name, f"on the host or on {self.device}", t.device)
         batch = kv_len_arr.numel()
         for name, t in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
@@ -293,11 +295,8 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
         """Check a batch and cut it. A graph's kernels were compiled and launched for the first plan's shape."""
         shape = self._shape if self._use_cuda_graph else None
         shapes = mla_plan.shapes_for(planned.heads, self.device) if shape is None else (shape,)
-        host = mla_plan.plan(
-            *(metadata, planned.heads, planned.page_size, planned.causal, shapes),
-            pinned=self.device.type == "cuda",
-            op=WRAPPER,
-        )
+        arguments = planned.heads, planned.page_size, planned.causal
+        host = mla_plan.plan(metadata, *arguments, shapes, self._staging, op=WRAPPER)
         if indices is not None:
             mla_plan.require(host.total_q, host.total_pages, host.total_q, indices, WRAPPER)
         return host
@@ -307,7 +306,7 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
         planned = self._planned
         if planned is None:
             raise NotPlannedError(f"{WRAPPER}: plan() must be called once before its planner")
-        planned = dataclasses.replace(planned, heads=heads, causal=causal)
+        planned = planned._replace(heads=heads, causal=causal)
         self._take(self._cut(metadata, planned, None), planned, self._sm_scale)
 
     def _take(self, host: HostPlan, planned: _Planned, sm_scale: float) -> None:
@@ -321,18 +320,17 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
             have = self._float_workspace_buffer.numel() * self._float_workspace_buffer.element_size()
             if have < need:
                 fail(WRAPPER, "float_workspace_buffer", f"of at least {need} bytes for this plan", have)
-        if 4 * host.words.numel() > self._int_workspace_buffer.numel():
+        have = self._int_workspace_buffer.numel()
+        if 4 * host.size > have:
             if self._use_cuda_graph:
-                bytes_ = self._int_workspace_buffer.numel()
-                fail(WRAPPER, "the batch", f"small enough for a schedule of {bytes_} bytes", 4 * host.words.numel())
-            self._int_workspace_buffer = host.words.new_empty(2 * host.words.numel(), device=self.device).view(
-                torch.uint8
-            )
-        words = self._int_workspace_buffer.view(torch.int32)
-        words[: host.words.numel()].copy_(host.words, non_blocking=True)
+                fail(WRAPPER, "the batch", f"small enough for a schedule of {have} bytes", 4 * host.size)
+            self._int_workspace_buffer = torch.empty(8 * host.size, dtype=torch.uint8, device=self.device)
+        buffer = self._int_workspace_buffer
+        self._staging.send(host.size, buffer)
         self._planned, self._shape, self._queries, self._sm_scale = planned, host.shape, queries, sm_scale
         self._host = host
-        self._views = host.split(words)
+        if self._views_of[0] != host.batch or self._views_of[1] is not buffer:
+            self._views, self._views_of = host.split(buffer.view(torch.int32)), (host.batch, buffer)
 
     def _keep_queries(self, queries: tuple[int, bool]) -> None:
         """AITER's kernels are captured for one query length, ours for all."""

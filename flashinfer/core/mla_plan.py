@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from flashinfer.core.checks import fail
 from flashinfer.core.errors import InvalidArgumentError
+from flashinfer.core.staging import Staging
 
 OP = "mla_paged_attention"
 _REPORT_WORDS = 12
@@ -34,8 +34,7 @@ _SENTENCES = {
 }
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """How a batch is cut: rows (query tokens times heads) of an item, and lists of items.
 
     `parts` programs, one for each block of rows that the heads of a token fill, walk a worker's list together: they
@@ -82,14 +81,14 @@ def _programs(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@dataclass(frozen=True)
-class HostPlan:
+class HostPlan(NamedTuple):
     """A plan in host memory, ready for one copy.
 
     Attributes
     ----------
-    words
-        int32, pinned if a GPU will read it: qo_indptr, kv_indptr, kv_len and last page lengths, then the schedule.
+    memory, size
+        int32 words that the plan is at the beginning of, until the next one takes them, and how many it is: qo_indptr,
+        kv_indptr, kv_len and last page lengths, then the schedule.
     schedule_at
         Where the schedule begins.
     total_q, total_pages, total_kv, max_q_len
@@ -100,7 +99,8 @@ class HostPlan:
         Whether a request has more queries than keys.
     """
 
-    words: torch.Tensor
+    memory: torch.Tensor
+    size: int
     batch: int
     schedule_at: int
     total_q: int
@@ -109,6 +109,11 @@ class HostPlan:
     max_q_len: int
     shape: Shape
     has_unseen: bool
+
+    @property
+    def words(self) -> torch.Tensor:
+        """The plan alone."""
+        return self.memory.narrow(0, 0, self.size)
 
     @property
     def is_uniform(self) -> bool:
@@ -121,7 +126,10 @@ class HostPlan:
         return -(-(4 * batch + 2) // 16) * 16
 
     def split(self, words: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`(qo_indptr, kv_indptr, kv_len, last_page_len, schedule)` as views of the plan, or of a copy of it."""
+        """`(qo_indptr, kv_indptr, kv_len, last_page_len, schedule)` as views of the plan, or of a copy of it.
+
+        Apart from the end of the schedule, which nobody asks for, they depend on the size of the batch alone.
+        """
         batch, at = self.batch, self.schedule_at
         gap = at - 4 * batch - 2
         parts = words.split_with_sizes((batch + 1, batch + 1, batch, batch, gap, words.numel() - at))
@@ -130,12 +138,12 @@ class HostPlan:
 
 def on_host(*metadata: torch.Tensor) -> torch.Tensor:
     """Index tensors one after the other as int32 in host memory; one round trip if any is on a device."""
-    if len({t.device for t in metadata}) > 1:
+    if any(t.device != metadata[0].device for t in metadata):
         # From two places: what is on the host goes to the device first, which blocks nobody.
         device = next(t.device for t in metadata if t.device.type != "cpu")
         metadata = tuple(t.to(device, non_blocking=True) for t in metadata)
-    joined = torch.cat([t.int() for t in metadata])
-    return joined if joined.device.type == "cpu" else joined.cpu()
+    joined = torch.cat(metadata).int()
+    return joined if joined.is_cpu else joined.cpu()
 
 
 def plan(
@@ -144,8 +152,8 @@ def plan(
     page_size: int,
     causal: bool,
     shapes: Sequence[Shape],
+    staging: Staging,
     *,
-    pinned: bool,
     op: str = OP,
 ) -> HostPlan:
     """Check a batch and cut it.
@@ -158,9 +166,8 @@ def plan(
         Of the attention.
     shapes
         Ways to cut: the first whose one item holds all rows of a request is taken, else the last.
-    pinned
-        Whether the result will be copied to a GPU. The memory comes from torch's allocator of pinned memory, which
-        does not hand it out again before the copy is over.
+    staging
+        Where the result goes.
     op
         Who is speaking in an error.
 
@@ -173,11 +180,11 @@ def plan(
     at = HostPlan.schedule_offset(batch)
     report = torch.empty(_REPORT_WORDS, dtype=torch.int64)
     # Enough for one query a request, else what the planner then asks for.
-    capacity = at + max(8 * batch + s.schedule_words + 16 * s.workers for s in shapes)
-    flat = _flat(tuple(shapes))
+    flat, room = _flat(tuple(shapes))
+    capacity = at + 8 * batch + room
     for _ in range(2):
-        words = torch.empty(capacity, dtype=torch.int32, pin_memory=pinned)
-        _native().planner().mla_plan(metadata, heads, page_size, causal, flat, at, words, report)
+        memory = staging.take(capacity)
+        _native().planner().mla_plan(metadata, heads, page_size, causal, flat, at, memory, report)
         fault, where, value, bound, used, _, max_q_len, total_kv, total_q, total_pages, index, unseen = report.tolist()
         if fault != _SHORT:
             break
@@ -185,14 +192,15 @@ def plan(
     if fault:
         _refuse(op, fault, where, value, bound)
     totals = total_q, total_pages, total_kv, max_q_len
-    return HostPlan(words[: at + used], batch, at, *totals, shapes[index], unseen > 0)
+    return HostPlan(memory, at + used, batch, at, *totals, shapes[index], unseen > 0)
 
 
 @functools.cache
-def _flat(shapes: tuple[Shape, ...]) -> list[int]:
-    """As csrc_rocm/kernels/mla_plan.h has them."""
+def _flat(shapes: tuple[Shape, ...]) -> tuple[list[int], int]:
+    """As csrc_rocm/kernels/mla_plan.h has them, and the words that a schedule by any of them needs besides requests."""
     most = [s.rows_per_item for s in shapes[:-1]] + [_ANY]
-    return [n for m, s in zip(most, shapes, strict=True) for n in (m, s.rows_per_item * s.parts, s.workers)]
+    flat = [n for m, s in zip(most, shapes, strict=True) for n in (m, s.rows_per_item * s.parts, s.workers)]
+    return flat, max(s.schedule_words + 16 * s.workers for s in shapes)
 
 
 def check(qo_indptr: Sequence[int], kv_indptr: Sequence[int], kv_len: Sequence[int], page_size: int) -> None:

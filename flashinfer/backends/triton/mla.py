@@ -14,6 +14,7 @@ from flashinfer.backends.triton.launch import launch
 from flashinfer.core import mla_plan
 from flashinfer.core.dtypes import FP8
 from flashinfer.core.mla_plan import Shape
+from flashinfer.core.staging import Staging
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16)
 # Columns of ckv that are loaded and multiplied at a time. Of whole rows of 512, loads take so many registers for
@@ -98,7 +99,7 @@ def mla_paged_attention(
     if schedule is None or scratch is None:
         host = mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr)
         shapes = mla_plan.shapes_for(heads, device)
-        plan = mla_plan.plan(host, heads, ckv_cache.size(1), causal, shapes, pinned=device.type == "cuda")
+        plan = mla_plan.plan(host, heads, ckv_cache.size(1), causal, shapes, Staging(device))
         shape = plan.shape
         mla_plan.require(plan.total_q, plan.total_pages, q_nope.size(0), kv_indices.numel())
         schedule = plan.words[plan.schedule_at :].to(device, non_blocking=True)

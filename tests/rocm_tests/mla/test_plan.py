@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from flashinfer.core import mla_plan
 from flashinfer.core.mla_plan import Shape
+from flashinfer.core.staging import Staging
 
 UNIT = 64
+CPU = torch.device("cpu")
 
 
 def cut(
@@ -29,7 +31,7 @@ def cut(
 ) -> mla_plan.HostPlan:
     qo, lens = torch.tensor([0, *q_lens]).cumsum(0), torch.tensor(list(kv_lens), dtype=torch.int64)
     pages = torch.tensor([0, *(-(-n // page_size) for n in kv_lens)]).cumsum(0)
-    return mla_plan.plan(mla_plan.on_host(qo, pages, lens), heads, page_size, causal, [shape], pinned=False)
+    return mla_plan.plan(mla_plan.on_host(qo, pages, lens), heads, page_size, causal, [shape], Staging(CPU))
 
 
 def items_of(plan: mla_plan.HostPlan, shape: Shape) -> list[list[list[int]]]:
@@ -124,8 +126,8 @@ def test_the_metadata_come_first_and_last_pages_with_them() -> None:
 @pytest.mark.parametrize(("q_len", "heads", "rows"), [(1, 16, 16), (2, 8, 16), (3, 8, 32), (5, 8, 64), (1, 96, 64)])
 def test_the_planner_takes_the_first_shape_that_holds_a_request(q_len: int, heads: int, rows: int) -> None:
     metadata = mla_plan.on_host(torch.tensor([0, 1, 1 + q_len]), torch.tensor([0, 1, 2]), torch.tensor([1, 9]))
-    shapes = mla_plan.shapes_for(heads, torch.device("cpu"))
-    plan = mla_plan.plan(metadata, heads, 16, False, shapes, pinned=False)
+    shapes = mla_plan.shapes_for(heads, CPU)
+    plan = mla_plan.plan(metadata, heads, 16, False, shapes, Staging(CPU))
     assert plan.shape == next(s for s in shapes if s.rows_per_item == rows)
     assert plan.max_q_len == q_len
     assert plan.is_uniform == (q_len == 1)

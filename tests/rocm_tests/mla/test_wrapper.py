@@ -70,6 +70,18 @@ def test_one_wrapper_many_plans() -> None:
         case.compare(case.run(wrapper))
 
 
+def test_the_int_workspace_may_be_replaced() -> None:
+    """Engines let wrappers share one; what a plan points to is in the present one."""
+    wrapper, case = Case([], []).wrapper(), Case([1, 1], [5, 70])
+    for seed in range(2):
+        case = Case([1, 1], [5, 70 + seed], seed=seed)
+        case.plan(wrapper)
+        wrapper._int_workspace_buffer.fill_(0xFF)
+        wrapper._int_workspace_buffer = torch.empty(1 << 20, dtype=torch.uint8)
+        case.plan(wrapper)
+        case.compare(case.run(wrapper))
+
+
 def test_natural_logarithm_where_asked_for() -> None:
     case = Case([1], [8])
     case.q.zero_()
