@@ -32,7 +32,9 @@ def mla_kv_view(ckv_cache: torch.Tensor, kpe_cache: torch.Tensor) -> torch.Tenso
 
     Notes
     -----
-    To be called outside of `torch.compile`, which takes no operator that returns a view of its arguments.
+    No graph of `torch.compile` holds this: which caches are one buffer is known when it is called, and two pairs of the
+    same shapes and strides may differ in it. A graph ends before the call and another begins behind it; with
+    `fullgraph=True` the compiler raises, quoting a sentence of this package's.
     """
     return mla_plan.mla_kv_view(ckv_cache, kpe_cache)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import itertools
 import json
 import sys
@@ -190,7 +191,7 @@ def attn(cases: Sequence[Case], report: Report) -> None:
         compute = matmul_us(flops, report.device) if case.heads >= 64 else 0.0
         times_floor = timing.median_us / floors[key]
         share = timing.median_us / max(floors[key], compute)
-        text = f"{times_floor:5.2f} x read floor  {flops / timing.median_us * 1e-6:6.1f} TFLOP/s"
+        text = f"{times_floor:5.2f} x read floor  {flops / timing.median_us * 1e-6:7.3g} TFLOP/s"
         extra: dict[str, float | str] = {
             "chosen": step.chosen,
             "read_floor_us": floors[key],
@@ -265,13 +266,15 @@ def plot(lines: Sequence[str], path: Path) -> None:
         if case.get("mode") == "attn":
             name = f"heads {case['heads']}, batch {case['batch']}, page {case['page_size']}"
             curves.setdefault(name, []).append((case["kv_len"], record["times_floor"]))
+    figure, axes = pyplot.subplots(figsize=(8, 5))
     for name, points in curves.items():
-        pyplot.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
-    pyplot.xscale("log", base=2)
-    pyplot.xlabel("KV length")
-    pyplot.ylabel("time / time of reading the keys once")
-    pyplot.legend()
-    pyplot.savefig(path)
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("KV length")
+    axes.set_ylabel("time / time of reading the keys once")
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def parse() -> argparse.Namespace:
@@ -285,8 +288,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write records here, one JSON object a line")
-    parser.add_argument("--plot", type=Path, help="write a picture here (needs matplotlib)")
-    return parser.parse_args()
+    parser.add_argument("--plot", type=Path, help="write a picture of mode attn here (needs matplotlib)")
+    options = parser.parse_args()
+    # Before the minutes that measuring takes.
+    if options.plot and "attn" not in options.mode:
+        parser.error("--plot draws what --mode attn measures")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs the package matplotlib")
+    return options
 
 
 def main() -> int:

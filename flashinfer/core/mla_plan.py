@@ -238,12 +238,19 @@ def _native() -> Any:
     return importlib.import_module("flashinfer.backends.native.mla")
 
 
+# Looked up once: the view is wanted at every call.
+_is_compiling = torch.compiler.is_compiling
+_OUTSIDE = "the call must be outside of torch.compile(fullgraph=True), as the answer depends on where the caches lie"
 _view_op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None] | None = None
 
 
 def mla_kv_view(ckv_cache: torch.Tensor, kpe_cache: torch.Tensor) -> torch.Tensor | None:
     """One view of two adjacent caches, or None; see `flashinfer.mla.mla_kv_view`."""
     global _view_op
+    if _is_compiling():
+        # Nothing that a graph is guarded on says whether two of its inputs are one buffer. To the compiler this is
+        # where a graph ends; the call is then made between two of them.
+        raise InvalidArgumentError(f"mla_kv_view: {_OUTSIDE}")
     op = _view_op
     if op is None:
         # A global and not a cached function: the compiler traces into those, and cannot import a module.

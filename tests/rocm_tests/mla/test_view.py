@@ -92,3 +92,27 @@ def test_the_fake_answers_alike(name: str) -> None:
     assert (fake is None) == (real is None)
     if real is not None and fake is not None:
         assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+def sum_of_rows(ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor:
+    rows = flashinfer.mla_kv_view(ckv, kpe)
+    return -ckv.sum() if rows is None else rows.sum()
+
+
+def test_a_compiled_function_asks_at_every_call() -> None:
+    """Pairs that differ in nothing but the buffer, which no guard of a graph looks at."""
+    torch._dynamo.reset()
+    compiled = torch.compile(sum_of_rows, backend="aot_eager")
+    one, other = (torch.ones(5, 4, 576) for _ in range(2))
+    ckv, kpe = halves(one)
+    for _ in range(2):
+        assert compiled(ckv, kpe).item() == 5 * 4 * 576
+        assert compiled(ckv, other[..., 512:]).item() == -5 * 4 * 512
+    one.zero_()
+    assert compiled(ckv, kpe).item() == 0
+
+
+def test_one_graph_cannot_hold_it() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"mla_kv_view: the call must be outside of torch\.compile"):
+        torch.compile(sum_of_rows, backend="aot_eager", fullgraph=True)(*halves(torch.ones(5, 4, 576)))
