@@ -19,7 +19,8 @@ def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor, *,
         tokens and heads may be strided, the last dimension is contiguous. Must not share memory with the parts: they
         are read while it is written, in no order.
     k_nope
-        `[tokens, heads, nope_dim]` of k's dtype; `nope_dim` is a multiple of 8.
+        `[tokens, heads, nope_dim]` of k's dtype; `nope_dim` is a multiple of 8. May be `k[..., :nope_dim]` itself,
+        which is then left as it is.
     k_rope
         `[tokens, 1, rope_dim]` of k's dtype, shared by all heads of a token; `rope_dim` is a multiple of 8.
     backend
@@ -28,7 +29,7 @@ def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor, *,
     Raises
     ------
     InvalidArgumentError
-        For shapes, dtypes, strides or devices that do not fit.
+        For shapes, dtypes, strides or devices that do not fit, and for a part that lies in k.
     BackendUnavailableError
         If no backend, or not the one named, takes the call.
     """

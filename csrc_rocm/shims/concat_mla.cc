@@ -3,6 +3,7 @@
 // Tensors to params for kernels/concat_mla.h; checks its arguments as flashinfer/ops/concat_mla.py does in words.
 #include "kernels/concat_mla.h"
 
+#include "shims/apart.h"
 #include "shims/tensor.h"
 
 namespace fi {
@@ -10,6 +11,14 @@ namespace {
 
 // FlashInfer's granularity: 16 bytes of 16-bit elements.
 constexpr int64_t kMultiple = 8;
+
+// Whether the part is where it is to be written: the thread that reads an element is the one that writes it.
+bool is_in_place(const at::Tensor& nope, const at::Tensor& k) {
+  for (int64_t dim = 0; dim < 2; ++dim) {
+    if (k.size(dim) > 1 && nope.stride(dim) != k.stride(dim)) return false;
+  }
+  return nope.const_data_ptr() == k.const_data_ptr();
+}
 
 bool is_taken(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf || c10::isFloat8Type(type); }
 
@@ -21,7 +30,7 @@ void concat_mla_k_shim(const at::Tensor& k, const at::Tensor& k_nope, const at::
   require(k_rope.size(0) == tokens && k_rope.size(1) == 1 && is_writable(k));
   require(!k.requires_grad() || !at::GradMode::is_enabled());
   for (const at::Tensor* t : {&k_nope, &k_rope}) require(is_alike(*t, k) && is_dense_last(*t));
-  require(is_dense_last(k));
+  require(is_dense_last(k) && are_apart(k_rope, k) && (is_in_place(k_nope, k) || are_apart(k_nope, k)));
   const c10::DeviceGuard guard(k.device());
   ConcatMlaParams p{};
   p.k = k.mutable_data_ptr();

@@ -128,6 +128,54 @@ def writable(op: str, written: Sequence[tuple[str, torch.Tensor]]) -> None:
             fail(op, other, f"of memory of its own, not that of {name}", f"{other}.data_ptr() == {name}.data_ptr()")
 
 
+def apart(op: str, name: str, t: torch.Tensor, other: str, written: torch.Tensor) -> None:
+    """Refuse `t`, which is read, where it may lie in the memory of `written`, which has as many dimensions.
+
+    Views of one buffer side by side pass, however their elements alternate: as far as they repeat at one distance. The
+    rule stands a second time in csrc_rocm/shims/apart.h.
+    """
+    if not t.numel() or not written.numel():
+        return
+    starts = _place(t), _place(written)
+    if starts[0][0] != starts[1][0]:
+        return
+    at, to = starts[0][1], starts[1][1]
+    if at + _extent(t, 0) <= to or to + _extent(written, 0) <= at:
+        return
+    for dim in range(t.dim() - 1):
+        period, *others = [_step(u, dim) for u in (t, written) if u.size(dim) > 1] or [0]
+        outer = [_step(u, d) for u in (t, written) for d in range(dim) if u.size(d) > 1]
+        if not period or any(step != period for step in others) or any(step % period for step in outer):
+            continue
+        sizes = _extent(t, dim + 1), _extent(written, dim + 1)
+        if max(sizes) <= period and (to - at) % period >= sizes[0] and (at - to) % period >= sizes[1]:
+            return
+    fail(op, name, f"outside of {other}, which is written while it is read", "memory that both have", "pass a copy")
+
+
+def is_same_view(t: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have every element at one place."""
+    strides = zip(t.shape, t.stride(), other.stride(), strict=True)
+    return _place(t) == _place(other) and all(a == b for size, a, b in strides if size > 1)
+
+
+def _extent(t: torch.Tensor, dim: int) -> int:
+    """Bytes from the first to the last element of the dimensions from `dim` on."""
+    sizes, strides = t.shape[dim:], t.stride()[dim:]
+    return (1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))) * t.element_size()
+
+
+def _step(t: torch.Tensor, dim: int) -> int:
+    return t.stride(dim) * t.element_size()
+
+
+def _place(t: torch.Tensor) -> tuple[object, int]:
+    """A memory, and where in it a tensor begins, in bytes; all that is real is one memory."""
+    if t.is_meta or _is_fake(t):
+        return t.untyped_storage()._cdata, t.storage_offset() * t.element_size()
+    return None, t.data_ptr()
+
+
 def _start(t: torch.Tensor) -> object:
     """What two tensors have in common if they begin at the same place."""
     return (t.untyped_storage()._cdata, t.storage_offset()) if t.is_meta or _is_fake(t) else t.data_ptr()

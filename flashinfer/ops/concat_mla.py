@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer.core.checks import describe, fail
+from flashinfer.core.checks import apart, describe, fail, is_same_view
 from flashinfer.core.dtypes import FLOATS_OF_8_BITS
 from flashinfer.core.op import Op
 
@@ -38,6 +38,11 @@ def _check_concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Ten
         fail(OP, "k_nope", f"[{k.size(0)}, {k.size(1)}, {nope}] as k", list(k_nope.shape))
     if k_rope.shape[:2] != (k.size(0), 1):
         fail(OP, "k_rope", f"[{k.size(0)}, 1, {rope}], one row for all heads", list(k_rope.shape))
+    place = k[..., :nope]
+    # Written where it is read, by the thread that reads it.
+    if not is_same_view(k_nope, place):
+        apart(OP, "k_nope", k_nope, "k", k)
+    apart(OP, "k_rope", k_rope, "k", k)
 
 
 concat_mla_k = Op(
