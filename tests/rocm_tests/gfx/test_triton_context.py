@@ -37,11 +37,6 @@ def report(arch: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def known_to_spill(arch: str, name: str) -> bool:
-    """FP8 on both sides with a scale to each block does not fit gfx950's registers in this tiling: right, and slow."""
-    return arch == "gfx950" and "block" in name
-
-
 @pytest.mark.parametrize("arch", KNOWN_ARCHES["hip"])
 def test_registers_and_lds_suffice(arch: str) -> None:
     kernels = report(arch)
@@ -52,7 +47,8 @@ def test_registers_and_lds_suffice(arch: str) -> None:
         if k["flat"]
         or k["lds"] > LDS_BYTES[arch] // 2
         or k["vgprs"] > VGPRS
-        or ((k["scratch"] or k["spills"]) and not known_to_spill(arch, name))
+        or k["scratch"]
+        or k["spills"]
     }
     assert not wrong
 
@@ -60,8 +56,10 @@ def test_registers_and_lds_suffice(arch: str) -> None:
 @pytest.mark.parametrize("arch", KNOWN_ARCHES["hip"])
 def test_it_multiplies_on_matrix_cores_and_loads_wide(arch: str) -> None:
     for name, kernel in report(arch).items():
-        assert kernel["mfma"] >= 32, (name, kernel)
-        if name.startswith("nope 128") and not known_to_spill(arch, name):
+        # Scales of blocks have half as many tokens to a tile on gfx950.
+        halved = arch == "gfx950" and "block" in name
+        assert kernel["mfma"] >= (16 if halved else 32), (name, kernel)
+        if name.startswith("nope 128"):
             # gfx950 loads most of a tile straight into LDS; of FP8 there are half as many bytes.
-            least = 2 if arch == "gfx950" else 4 if "block" in name else 8
+            least = 1 if halved else 2 if arch == "gfx950" else 4 if "block" in name else 8
             assert kernel["wide_loads"] >= least, (name, kernel)
