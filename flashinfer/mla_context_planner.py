@@ -6,26 +6,30 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
-from flashinfer.core import mla_plan
 from flashinfer.core.checks import INDEX_DTYPES, INT32_MAX, describe, fail, integer
 from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.ops import mla_context as ops
 
 PLANNER = "MlaContextPlanner"
-# csrc_rocm/kernels/mla_context_plan.h
-_CHUNK_WORDS, _REPORT_WORDS, _SHORT = 10, 10, 6
+_LENGTHS = "a list, or a 1-D int32 or int64 tensor"
+# csrc_rocm/shims/mla_context_plan.cc: numbers of a plan, and which of a chunk's is a truth value.
+_PLAN_NUMBERS, _CONTINUES = 8, 3
 _SENTENCES = {
     1: "context_lens must not be negative, got {value} for request {where}",
     2: "qo_indptr[0] must be 0, got {value}",
     3: "qo_indptr must not fall, got {value} after {bound} at request {where}",
     4: "chunk_tokens must be at least a page, {bound} tokens, got {value}; pass a larger workspace",
     5: "context_lens must sum up to at most {bound} tokens, got {value}; give fewer requests to a step",
+    6: "qo_indptr must be at most {bound}, got {value} at request {where}",
 }
+
+Record = TypeVar("Record", bound=tuple[Any, ...])
 
 
 class MlaContextChunk(NamedTuple):
@@ -44,8 +48,6 @@ class MlaContextChunk(NamedTuple):
         Rows of the queries of these requests.
     max_q_len, max_kv_len
         The longest query and the longest piece.
-    indptrs_at, token_begin
-        Where in the plan's memory its index tensors begin, and its tokens among those of all chunks.
     """
 
     first: int
@@ -56,8 +58,6 @@ class MlaContextChunk(NamedTuple):
     q_end: int
     max_q_len: int
     max_kv_len: int
-    indptrs_at: int
-    token_begin: int
 
 
 class MlaContextStep(NamedTuple):
@@ -79,12 +79,12 @@ class MlaContextStep(NamedTuple):
     kv_indices: torch.Tensor
 
 
-class MlaContextPlan:
+class MlaContextPlan(NamedTuple):
     """The chunks of one step, for all of its layers. Made by `MlaContextPlanner.plan`.
 
     Attributes
     ----------
-    chunks
+    steps
         In the order in which they are to be attended to; empty if no request has a context.
     qo_indptr
         int32 `[requests + 1]` on the device, where the queries of all requests begin.
@@ -94,33 +94,18 @@ class MlaContextPlan:
         Of the caches that the plan is for.
     """
 
-    def __init__(
-        self,
-        chunks: tuple[MlaContextChunk, ...],
-        qo_indptr: torch.Tensor,
-        words: torch.Tensor,
-        kv_indices: torch.Tensor,
-        geometry: tuple[int, int],
-        max_q_len: int,
-    ) -> None:
-        self.chunks = chunks
-        self.qo_indptr = qo_indptr
-        self.batch = qo_indptr.numel() - 1
-        self.tokens = kv_indices.numel()
-        self.max_q_len = max_q_len
-        self.page_size, self.num_pages = geometry
-        self._words, self._kv_indices = words, kv_indices
+    steps: tuple[MlaContextStep, ...]
+    qo_indptr: torch.Tensor
+    batch: int
+    tokens: int
+    max_q_len: int
+    page_size: int
+    num_pages: int
 
-    @functools.cached_property
-    def steps(self) -> tuple[MlaContextStep, ...]:
-        """The chunks with their index tensors, which are views of what the plan brought to the device."""
-        if not self.chunks:
-            return ()
-        # One call for all views: one by one they would cost more than the cutting.
-        sizes = [size for chunk in self.chunks for size in (chunk.requests + 1, chunk.requests + 1)]
-        indptrs = self._words[self.chunks[0].indptrs_at :].split_with_sizes(sizes)
-        indices = self._kv_indices.split_with_sizes([chunk.tokens for chunk in self.chunks])
-        return tuple(map(MlaContextStep, self.chunks, indptrs[::2], indptrs[1::2], indices))
+    @property
+    def chunks(self) -> tuple[MlaContextChunk, ...]:
+        """What each step holds."""
+        return tuple(step.chunk for step in self.steps)
 
 
 class MlaContextPlanner:
@@ -196,46 +181,30 @@ class MlaContextPlanner:
             context that is to be cut where `chunk_tokens` is less than a page, and more rows than int32 counts. A page
             id out of range is reported as by `mla_context_indices`.
         """
-        qo, lens = _lengths("qo_indptr", qo_indptr), _lengths("context_lens", context_lens)
-        if qo.numel() != lens.numel() + 1:
-            fail(PLANNER, "qo_indptr", f"of length {lens.numel() + 1}, one more than context_lens", qo.numel())
-        metadata = mla_plan.on_host(qo, lens)
+        qo, lens = _on_host(_lengths("qo_indptr", qo_indptr), _lengths("context_lens", context_lens))
         batch = lens.numel()
-        words, table, report = self._cut(metadata)
-        _, _, _, _, used, chunks, pieces, tokens, longest, max_q_len = report
-        self._check_tables(block_tables, batch, longest)
-        there = words[:used].to(self.device, non_blocking=True)
-        kv_indices = torch.empty(tokens, dtype=torch.int32, device=self.device)
+        if qo.numel() != batch + 1:
+            fail(PLANNER, "qo_indptr", f"of length {batch + 1}, one more than context_lens", qo.numel())
+        self._check_tables(block_tables, batch)
+        integer(PLANNER, "num_pages", num_pages, 0, INT32_MAX)
+        numbers, parts = _native()(qo, lens, self.chunk_tokens, self.page_size, self.device)
+        fault, where, value, bound, _, tokens, longest, max_q_len = numbers[:_PLAN_NUMBERS]
+        if fault:
+            _refuse(fault, where, value, bound)
+        self._check_columns(block_tables, longest)
+        there, requests, starts, indptr, rows, *of_chunks = parts
         if tokens:
-            _, *parts = there[: batch + 2 + 3 * pieces].split_with_sizes((batch + 1, pieces, pieces, pieces + 1))
-            ops.mla_context_indices(block_tables, *parts, num_pages, self.page_size, kv_indices)
-        rows = table[: _CHUNK_WORDS * chunks].view(chunks, _CHUNK_WORDS).tolist()
-        geometry = self.page_size, num_pages
-        return MlaContextPlan(tuple(map(_chunk, rows)), there[: batch + 1], there, kv_indices, geometry, max_q_len)
+            ops.mla_context_indices(block_tables, requests, starts, indptr, num_pages, self.page_size, rows)
+        steps = _made(MlaContextStep, _chunks(numbers), of_chunks[::3], of_chunks[1::3], of_chunks[2::3])
+        return MlaContextPlan(tuple(steps), there, batch, tokens, max_q_len, self.page_size, num_pages)
 
-    def _cut(self, metadata: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        """`(words, chunks, report)` of csrc_rocm/kernels/mla_context_plan.h."""
-        batch = metadata.numel() // 2
-        report = torch.empty(_REPORT_WORDS, dtype=torch.int64)
-        # Enough for 64 chunks, else what the first try asks for.
-        words_size, chunks_size = 6 * batch + 512, 64
-        for _ in range(2):
-            words = torch.empty(words_size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-            chunks = torch.empty(_CHUNK_WORDS * chunks_size, dtype=torch.int64)
-            _native().planner().mla_context_plan(metadata, self.chunk_tokens, self.page_size, words, chunks, report)
-            found = report.tolist()
-            if found[0] != _SHORT:
-                break
-            words_size, chunks_size = found[4], found[5]
-        if found[0]:
-            _refuse(found)
-        return words, chunks, found
-
-    def _check_tables(self, block_tables: torch.Tensor, batch: int, longest: int) -> None:
+    def _check_tables(self, block_tables: torch.Tensor, batch: int) -> None:
         if not isinstance(block_tables, torch.Tensor) or block_tables.dim() != 2 or block_tables.size(0) < batch:
             fail(PLANNER, "block_tables", f"[>= {batch}, columns], a row for each request", describe(block_tables))
         if block_tables.device != self.device:
             fail(PLANNER, "block_tables", f"on {self.device}", block_tables.device)
+
+    def _check_columns(self, block_tables: torch.Tensor, longest: int) -> None:
         columns = -(-longest // self.page_size)
         if block_tables.size(1) < columns:
             want = f"of {columns} columns at least, for a context of {longest} tokens"
@@ -245,22 +214,48 @@ class MlaContextPlanner:
 def _lengths(name: str, values: torch.Tensor | Sequence[int]) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         if values.dim() != 1 or values.dtype not in INDEX_DTYPES:
-            fail(PLANNER, name, "a list, or a 1-D int32 or int64 tensor", describe(values))
-        return values
-    return torch.tensor(values, dtype=torch.int32)
+            fail(PLANNER, name, _LENGTHS, describe(values))
+        return values.contiguous()
+    try:
+        # Takes integers only, and a third of the time that torch's own conversion does.
+        listed = array("q", values)
+    except (OverflowError, TypeError) as e:
+        raise InvalidArgumentError(f"{PLANNER}: {name} must be {_LENGTHS}, got {type(values).__name__}: {e}") from e
+    return torch.frombuffer(listed, dtype=torch.int64) if listed else torch.empty(0, dtype=torch.int64)
 
 
-def _chunk(row: list[int]) -> MlaContextChunk:
-    first, requests, tokens, continues, *rest = row
-    return MlaContextChunk(first, requests, tokens, bool(continues), *rest)
+def _on_host(qo: torch.Tensor, lens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in host memory; one round trip if either is on a device."""
+    if qo.is_cpu and lens.is_cpu:
+        return qo, lens
+    device = lens.device if qo.is_cpu else qo.device
+    # What is on the host goes to the device first, which blocks nobody.
+    joined = torch.cat([t.to(device, non_blocking=True) for t in (qo, lens)]).cpu()
+    return joined[: qo.numel()], joined[qo.numel() :]
 
 
-def _refuse(report: list[int]) -> NoReturn:
-    fault, where, value, bound, *_ = report
+def _chunks(numbers: list[int]) -> Iterator[MlaContextChunk]:
+    """From the plan's numbers, which have them by columns."""
+    count = (len(numbers) - _PLAN_NUMBERS) // len(MlaContextChunk._fields)
+    if not count:
+        return iter(())
+    columns: list[Iterable[int]] = [numbers[at : at + count] for at in range(_PLAN_NUMBERS, len(numbers), count)]
+    columns[_CONTINUES] = map(bool, columns[_CONTINUES])
+    return _made(MlaContextChunk, *columns)
+
+
+def _made(kind: type[Record], *columns: Iterable[Any]) -> Iterator[Record]:
+    """Named tuples from their columns, at a third of what calls of the class take: a plan has dozens of them."""
+    return map(functools.partial(tuple.__new__, kind), zip(*columns, strict=True))
+
+
+def _refuse(fault: int, where: int, value: int, bound: int) -> NoReturn:
     raise InvalidArgumentError(f"{PLANNER}: {_SENTENCES[fault].format(where=where, value=value, bound=bound)}")
 
 
 @functools.cache
-def _native() -> Any:
+def _native() -> Callable[..., tuple[list[int], list[torch.Tensor]]]:
     """By name, as an op loads its backends: this layer imports none."""
-    return importlib.import_module("flashinfer.backends.native.mla")
+    found: Callable[..., tuple[list[int], list[torch.Tensor]]]
+    found = importlib.import_module("flashinfer.backends.native.plan").planner("mla_context_plan")
+    return found

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -23,8 +24,7 @@ WRAPPER = "BatchPhaseAttentionWrapper"
 _QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-@dataclass(frozen=True)
-class _Options:
+class _Options(NamedTuple):
     """What `plan` was told, besides the batch. A captured graph is compiled for it."""
 
     heads: int
@@ -469,9 +469,9 @@ class BatchPhaseAttentionWrapper:
 
 
 def _on_host(*metadata: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Index tensors as int32 on the host; one round trip if any is on a device."""
-    if all(t.device.type == "cpu" for t in metadata):
-        return tuple(t.int() for t in metadata)
-    device = next(t.device for t in metadata if t.device.type != "cpu")
-    joined = torch.cat([t.to(device, torch.int32, non_blocking=True) for t in metadata]).cpu()
+    """Index tensors on the host, contiguous; one round trip if any is on a device."""
+    if all(t.is_cpu for t in metadata):
+        return tuple(t.contiguous() for t in metadata)
+    device = next(t.device for t in metadata if not t.is_cpu)
+    joined = torch.cat([t.to(device, non_blocking=True) for t in metadata]).cpu()
     return joined.split_with_sizes([t.numel() for t in metadata])

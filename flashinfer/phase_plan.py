@@ -5,22 +5,21 @@
 from __future__ import annotations
 
 import functools
-from array import array
-from dataclasses import dataclass
+import importlib
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
 
 import torch
 
-from flashinfer.core.checks import fail
-from flashinfer.core.chunks import Chunk, plan_chunks
-from flashinfer.phases import PhaseSplit, split_checked
+from flashinfer.core.checks import INT32_MAX, fail
+from flashinfer.phases import PhaseSplit
 
-# Words to 16 bytes: Triton compiles a kernel anew for a pointer that is aligned to less.
-_ALIGNMENT = 4
-_NONE = slice(0, 0)
+# csrc_rocm/kernels/phase_plan.h, as csrc_rocm/shims/phase_plan.cc flattens it.
+_REPORT, _SIZES, _SPANS, _LAUNCH_NUMBERS = 4, 11, 7, 11
+_QO_START, _KV_START, _QO_FALLS, _KV_FALLS, _TAIL, _PAGES, _BUDGET, _LAUNCHES, _RANGE = range(1, 10)
 
 
-@dataclass(frozen=True)
-class ChunkLaunch:
+class ChunkLaunch(NamedTuple):
     """One fetch, and the attention over what it brought.
 
     Attributes
@@ -43,8 +42,7 @@ class ChunkLaunch:
     qo_indptr: slice
 
 
-@dataclass(frozen=True)
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """A plan in host memory; slices say where things are in `words`.
 
     Attributes
@@ -81,40 +79,6 @@ class BatchPlan:
     total_q: int
     total_pages: int
     chunks: tuple[ChunkLaunch, ...]
-
-
-@functools.cache
-def _gap(words: int) -> torch.Tensor:
-    return torch.zeros(words, dtype=torch.int32)
-
-
-class _Words:
-    """Words of a plan as they come: tensors first, then lists."""
-
-    def __init__(self) -> None:
-        self.parts: list[torch.Tensor] = []
-        self.lists = array("i")
-        self.lists_begin = 0
-
-    def put_tensor(self, values: torch.Tensor) -> slice:
-        at, count = self.lists_begin, values.numel()
-        gap = -count % _ALIGNMENT
-        self.parts += (values, _gap(gap))
-        self.lists_begin = at + count + gap
-        return slice(at, at + count)
-
-    def put_list(self, values: list[int]) -> slice:
-        at = self.lists_begin + len(self.lists)
-        self.lists.extend(values)
-        self.lists.extend([0] * (-len(values) % _ALIGNMENT))
-        return slice(at, at + len(values))
-
-    def joined(self, pinned: bool) -> torch.Tensor:
-        # One call for all tensors. Going through lists took longer than all of the rest of a plan.
-        words = torch.empty(self.lists_begin + len(self.lists), dtype=torch.int32, pin_memory=pinned)
-        if self.lists:
-            self.parts.append(torch.frombuffer(self.lists, dtype=torch.int32))
-        return torch.cat(self.parts, out=words)
 
 
 def plan_batch(
@@ -157,112 +121,56 @@ def plan_batch(
         If lengths contradict each other, naming the request; if the workspace holds no page; if a graph has too few
         launches.
     """
-    qo, kv = qo_indptr.tolist(), kv_indptr.tolist()
-    for name, first in (("qo_indptr", qo[0]), ("kv_indptr", kv[0])):
-        if first:
-            fail(op, f"{name}[0]", "0", first)
-    queries, computed = _lengths(op, qo_indptr, kv_indptr, last_page_len, page_size)
-    split = split_checked(queries, computed, decode_threshold)
-    d, e = split.num_decodes, split.num_decodes + split.num_extends
-    prefill_row = split.num_decode_tokens + split.num_extend_tokens
-    extend_rows = [row - split.num_decode_tokens for row in qo[d : e + 1]]
-    chunks = [] if budget is None else plan_chunks(op, computed[d:e], budget, page_size)
-    if widen:
-        chunks = [_widened(chunk, e - d) for chunk in chunks]
-    if launches is not None:
-        if len(chunks) > launches:
-            fail(op, "the context of extends", f"of {launches} chunks, as captured", len(chunks), "capture it again")
-        chunks += [Chunk(0, [0] * (e - d), [0] * (e - d), False)] * (launches - len(chunks))
-    words = _Words()
-    extend_pages_qo, extend_qo = _phase_qo(words, qo_indptr, d, e, split.num_decode_tokens)
-    prefill_pages_qo, prefill_qo = _phase_qo(words, qo_indptr, e, len(queries), prefill_row)
-    return BatchPlan(
-        split=split,
-        kv_indptr=words.put_tensor(kv_indptr),
-        last_page_len=words.put_tensor(last_page_len),
-        decode_qo=words.put_tensor(qo_indptr[: d + 1]),
-        extend_qo=extend_qo,
-        prefill_qo=prefill_qo,
-        extend_pages_qo=extend_pages_qo,
-        prefill_pages_qo=prefill_pages_qo,
-        max_q_lens=(max(queries[:d], default=0), max(queries[d:e], default=0), max(queries[e:], default=0)),
-        total_q=qo[-1],
-        total_pages=kv[-1],
-        # A captured launch keeps its shape; on the host there are none, and what is read must be what was fetched.
-        chunks=_launches(words, chunks, d, extend_rows, budget if widen and pinned else None),
-        words=words.joined(pinned),
+    numbers, words = _native()(
+        *(qo_indptr, kv_indptr, last_page_len, page_size, decode_threshold),
+        *(-1 if budget is None else budget, -1 if launches is None else launches, widen, pinned),
     )
+    if numbers[0]:
+        _refuse(op, page_size, *numbers[:_REPORT])
+    spans_at, launches_at = _REPORT + _SIZES, _REPORT + _SIZES + 2 * _SPANS
+    *sizes, total_q, total_pages = numbers[_REPORT:spans_at]
+    # A captured launch keeps its shape; on the host there are none, and what is read must be what was fetched.
+    tokens = budget if widen and pinned else None
+    chunks = [
+        _launch(numbers[at : at + _LAUNCH_NUMBERS], tokens) for at in range(launches_at, len(numbers), _LAUNCH_NUMBERS)
+    ]
+    split = PhaseSplit(*sizes[:6])
+    spans = _slices(numbers[spans_at:launches_at])
+    return BatchPlan(words, split, *spans, (sizes[6], sizes[7], sizes[8]), total_q, total_pages, tuple(chunks))
 
 
-def _phase_qo(words: _Words, qo_indptr: torch.Tensor, first: int, last: int, row: int) -> tuple[slice, slice]:
-    """Queries of the requests from `first` on, counted from `row`: with all requests before them, which have none in
-    this phase, and by themselves."""
-    if first == last:
-        return _NONE, _NONE
-    counted = (qo_indptr[: last + 1] - row).clamp_min_(0)
-    return words.put_tensor(counted), words.put_tensor(counted[first:])
+def _slices(ends: list[int]) -> list[slice]:
+    return [slice(begin, end) for begin, end in zip(ends[::2], ends[1::2], strict=True)]
 
 
-def _lengths(
-    op: str, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, last_page_len: torch.Tensor, page_size: int
-) -> tuple[list[int], list[int]]:
-    """New tokens, and those before them, of each request."""
-    new, held = qo_indptr.diff(), kv_indptr.diff()
-    cached = last_page_len.sub(new).add_(held, alpha=page_size).sub_(page_size)
-    queries, pages, computed, tails = new.tolist(), held.tolist(), cached.tolist(), last_page_len.tolist()
-    if not queries:
-        return [], []
-    if 0 in pages:
-        computed = [c if count else -q for c, count, q in zip(computed, pages, queries, strict=True)]
-    if min(min(queries), min(pages), min(computed), min(tails), page_size - max(tails)) < 0:
-        _refuse(op, queries, pages, tails, computed, page_size)
-    return queries, computed
+def _launch(numbers: list[int], tokens: int | None) -> ChunkLaunch:
+    *before, fetched = numbers[:5]
+    return ChunkLaunch(*_slices(before), fetched if tokens is None else tokens, *_slices(numbers[5:]))
 
 
-def _launches(
-    words: _Words, chunks: list[Chunk], first: int, qo: list[int], tokens: int | None
-) -> tuple[ChunkLaunch, ...]:
-    """Launches of chunks; `first` is the first extend, `qo` where the extends' queries begin, `tokens` what each launch
-    may read if not just what it fetches."""
-    found = []
-    for chunk in chunks:
-        begin, end = chunk.first, chunk.first + len(chunk.lengths)
-        rows = slice(qo[begin], qo[end])
-        found.append(
-            ChunkLaunch(
-                requests=slice(first + begin, first + end),
-                rows=rows,
-                tokens=chunk.tokens if tokens is None else tokens,
-                starts=words.put_list(chunk.starts),
-                kv_indptr=words.put_list(chunk.indptr),
-                qo_indptr=words.put_list([row - rows.start for row in qo[begin : end + 1]]),
-            )
-        )
-    return tuple(found)
+def _refuse(op: str, page_size: int, fault: int, where: int, value: int, bound: int) -> NoReturn:
+    """Say which request contradicts itself, or what does not fit."""
+    if fault in (_QO_START, _KV_START):
+        fail(op, "qo_indptr[0]" if fault == _QO_START else "kv_indptr[0]", "0", value)
+    if fault == _QO_FALLS:
+        fail(op, "qo_indptr", "non-decreasing", f"{value} tokens for request {where}")
+    if fault == _KV_FALLS:
+        fail(op, "kv_indptr", "non-decreasing", f"{value} pages for request {where}")
+    if fault == _TAIL:
+        fail(op, f"kv_last_page_len[{where}]", f"in [0, {page_size}]", value)
+    if fault == _BUDGET:
+        fail(op, "the chunk budget", f"at least a page, {page_size} tokens", value, "pass a larger workspace")
+    if fault == _LAUNCHES:
+        fail(op, "the context of extends", f"of {bound} chunks, as captured", value, "capture it again")
+    if fault == _RANGE:
+        fail(op, f"counts of queries, pages and tokens up to request {where}", f"at most {INT32_MAX}", value)
+    remedy = "append them before the plan, or give the page table with them"
+    fail(op, f"the pages of request {where}", f"of at least its {bound} new tokens", f"{value} tokens", remedy)
 
 
-def _widened(chunk: Chunk, extends: int) -> Chunk:
-    """The chunk with all extends in it, those that take no part with pieces of length 0."""
-    before, behind = [0] * chunk.first, [0] * (extends - chunk.first - len(chunk.lengths))
-    return Chunk(0, before + chunk.starts + behind, before + chunk.lengths + behind, chunk.continues)
-
-
-def _refuse(
-    op: str, queries: list[int], pages: list[int], tails: list[int], computed: list[int], page_size: int
-) -> None:
-    """Say which request contradicts itself."""
-    for b, (new, count, tail, cached) in enumerate(zip(queries, pages, tails, computed, strict=True)):
-        if new < 0:
-            fail(op, "qo_indptr", "non-decreasing", f"{new} tokens for request {b}")
-        if count < 0:
-            fail(op, "kv_indptr", "non-decreasing", f"{count} pages for request {b}")
-        if not 0 <= tail <= page_size:
-            fail(op, f"kv_last_page_len[{b}]", f"in [0, {page_size}]", tail)
-        if cached < 0:
-            fail(
-                op,
-                f"the pages of request {b}",
-                f"of at least its {new} new tokens",
-                f"{cached + new} tokens",
-                "append them before the plan, or give the page table with them",
-            )
+@functools.cache
+def _native() -> Callable[..., tuple[list[int], torch.Tensor]]:
+    """By name, as an op loads its backends: this layer imports none."""
+    found: Callable[..., tuple[list[int], torch.Tensor]]
+    found = importlib.import_module("flashinfer.backends.native.plan").planner("phase_plan")
+    return found

@@ -6,7 +6,7 @@
              vendor's library, copies of both parts of the keys; its values stay where the product put them. Also
              against the larger of the product's time at the rate of a large one and a copy of as many bytes
   concat     `concat_mla_k` against a copy of as many bytes
-  plan       host time of `MlaContextPlanner.plan` for 256 requests
+  plan       host time of `MlaContextPlanner.plan` for 256 requests, by its parts; also where there is no GPU
   workspace  bytes of both ways for a context
 
 Heads 128 and 16 are DeepSeek's on one GPU and on each of eight, 64 and 8 are Kimi K2's.
@@ -25,8 +25,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from plan_parts import host_times, shown
 
 import flashinfer
+from flashinfer.backends.native.plan import planner
 from flashinfer.mla_context import MlaContextPlanner, MlaShape
 from flashinfer.testing import bench
 
@@ -176,21 +178,35 @@ def concat(cases: Sequence[Case], report: Report) -> None:
 
 
 def plan(_: Sequence[Case], report: Report) -> None:
-    device, page_size = report.device, 16
+    """On a CPU contexts are of a few tokens: there the call that only launches a kernel on a GPU does its work."""
+    device = report.device
+    longest, chunk, page_size = (PLAN_CONTEXT, PLAN_CHUNK, 16) if device.type == "cuda" else (4, 32, 1)
     generator = torch.Generator().manual_seed(0)
-    lens = torch.randint(0, PLAN_CONTEXT, (PLAN_REQUESTS,), generator=generator, dtype=torch.int32)
+    lens = torch.randint(0, longest, (PLAN_REQUESTS,), generator=generator, dtype=torch.int32)
     qo_indptr = torch.arange(PLAN_REQUESTS + 1, dtype=torch.int32) * 4
-    columns = PLAN_CONTEXT // page_size
+    columns = -(-longest // page_size)
     tables = torch.randint(0, 4096, (PLAN_REQUESTS, columns), generator=generator, dtype=torch.int32).to(device)
-    planner = MlaContextPlanner(PLAN_CHUNK, page_size, device)
-    timing = bench.time_cpu(
-        lambda _: planner.plan(qo_indptr, lens, tables, 4096).steps,
-        [None],
-        repeats=50,
-        settle=torch.cuda.synchronize if device.type == "cuda" else None,
+    mla_planner = MlaContextPlanner(chunk, page_size, device)
+    cut = planner("mla_context_plan")
+    device = mla_planner.device
+    _, parts = cut(qo_indptr, lens, chunk, page_size, device)
+    _, *pieces, rows = parts[:5]
+    whole = f"plan, {PLAN_REQUESTS} requests"
+    times = host_times(
+        {
+            whole: lambda: mla_planner.plan(qo_indptr, lens, tables, 4096),
+            "  cut, copy to the device, views of it": lambda: cut(qo_indptr, lens, chunk, page_size, device),
+            "  rows of the cache, one launch": lambda: flashinfer.mla_context_indices(
+                tables, *pieces, 4096, page_size, rows
+            ),
+        },
+        device,
     )
-    text = f"host time, {PLAN_REQUESTS} requests, {len(planner.plan(qo_indptr, lens, tables, 4096).chunks)} chunks"
-    report.record("plan", Case(0, int(lens.sum())), timing, None, text)
+    chunks = len(mla_planner.plan(qo_indptr, lens, tables, 4096).steps)
+    print("\n".join(f"plan    {line}" for line in shown(times, whole)))
+    timing, fastest = times[whole]
+    text = f"host time, {PLAN_REQUESTS} requests, {chunks} chunks with their tensors, fastest {fastest:.1f} us"
+    report.record("plan", Case(0, int(lens.sum())), timing, None, text, fastest_us=fastest)
     report.bar(f"mla context plan, {PLAN_REQUESTS} requests, host us", timing.median_us, at_most=PLAN_BAR_US)
 
 

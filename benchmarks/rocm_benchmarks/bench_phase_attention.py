@@ -10,7 +10,7 @@ The naive mode copies keys and values of all tokens of all requests into dense t
 them. It exists here only. Prompt steps are bound by arithmetic, which both modes share; what a fetch costs shows in the
 decode steps, so these have the bar, and the sum over all steps is told beside it.
 
-python benchmarks/rocm_benchmarks/bench_phase_attention.py [--json out.jsonl]
+python benchmarks/rocm_benchmarks/bench_phase_attention.py [--plan] [--json out.jsonl]
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
+from plan_parts import host_times, shown
 
 import flashinfer
+from flashinfer.backends.native.plan import planner
 from flashinfer.testing import bench
 
 # Qwen3-30B-A3B's attention, with the step size and the workspace that serving uses.
@@ -191,7 +193,7 @@ def run_scenario(
 
 
 def plan_time(device: torch.device, emit: Callable[[str], None], environment: dict[str, str]) -> list[str]:
-    """Host time of a plan, metadata on the host."""
+    """Host time of a plan and of its parts, metadata on the host."""
     batches: dict[str, Batch] = {
         "256 decodes": [(1, 1000 + 37 * b) for b in range(256)],
         "200 decodes, 28 extends, 28 prefills": [(1, 1000 + 37 * b) for b in range(200)]
@@ -199,27 +201,31 @@ def plan_time(device: torch.device, emit: Callable[[str], None], environment: di
         + [(64 + b, 0) for b in range(28)],
     }
     workspace = torch.empty(2 * WORKSPACE_TOKENS * KV_HEADS * DIM * 2, dtype=torch.uint8, device=device)
+    wrapper = flashinfer.BatchPhaseAttentionWrapper(workspace)
+    cut, pinned = planner("phase_plan"), device.type == "cuda"
     lines = []
     for name, batch in batches.items():
-        pool = Pool([(1, 0)], "NHD", device)
         counts = [-(-sum(r) // PAGE) for r in batch]
-        table = (
-            torch.tensor([0, *accumulate(new for new, _ in batch)], dtype=torch.int32),
-            torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
-            torch.zeros(sum(counts), dtype=torch.int32, device=device),
-            torch.tensor([sum(r) - (c - 1) * PAGE for r, c in zip(batch, counts, strict=True)], dtype=torch.int32),
+        qo = torch.tensor([0, *accumulate(new for new, _ in batch)], dtype=torch.int32)
+        kv = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+        last = torch.tensor([sum(r) - (c - 1) * PAGE for r, c in zip(batch, counts, strict=True)], dtype=torch.int32)
+        indices = torch.zeros(sum(counts), dtype=torch.int32, device=device)
+        numbers = (qo, kv, last, PAGE, 1, WORKSPACE_TOKENS, -1, False, pinned)
+        _, words = cut(*numbers)
+        whole = f"plan of {name}"
+        times = host_times(
+            {
+                whole: lambda t=(qo, kv, indices, last): wrapper.plan(*t, HEADS, KV_HEADS, DIM, PAGE),
+                "  split, cut": lambda n=numbers: cut(*n),
+                "  copy to the device": lambda w=words: w.to(device, non_blocking=True),
+            },
+            device,
         )
-        wrapper = flashinfer.BatchPhaseAttentionWrapper(workspace, pool.kv_layout)
-        timing = bench.time_cpu(
-            lambda _, w=wrapper, t=table: w.plan(*t, HEADS, KV_HEADS, DIM, PAGE),
-            [None],
-            settle=torch.cuda.synchronize,
-            calls=5,
-            repeats=50,
-        )
-        emit(bench.json_line("phase_plan", {"batch": name}, timing, environment=environment))
-        emit(json.dumps({"bar": f"plan of {name}, us", "value": timing.median_us, "at_most": PLAN_BAR_US}))
-        lines.append(f"plan of {name:<38} {timing.median_us:6.1f} us on the host")
+        timing, fastest = times[whole]
+        emit(bench.json_line("phase_plan", {"batch": name}, timing, environment=environment, fastest_us=fastest))
+        if device.type == "cuda":
+            emit(json.dumps({"bar": f"{whole}, us", "value": timing.median_us, "at_most": PLAN_BAR_US}))
+        lines += shown(times, whole)
     return lines
 
 
@@ -228,14 +234,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write records here, one JSON object a line")
     parser.add_argument("--repeats", type=int, default=5, help="timed replays of each step")
     parser.add_argument("--scenarios", type=int, nargs="*", default=range(len(SCENARIOS)), help="which of them")
+    parser.add_argument("--plan", action="store_true", help="host time of plans only, which takes no GPU")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        sys.exit("bench_phase_attention: a GPU is needed")
-    device = torch.device("cuda", 0)
+    if not options.plan and not torch.cuda.is_available():
+        sys.exit("bench_phase_attention: a GPU is needed, or --plan")
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     environment = bench.environment(device)
     records: list[str] = []
     lines = plan_time(device, records.append, environment)
-    for i in options.scenarios:
+    for i in () if options.plan else options.scenarios:
         lines.append(run_scenario(SCENARIOS[i], device, environment, options.repeats, records.append))
     print("\n".join(lines))
     if options.json:

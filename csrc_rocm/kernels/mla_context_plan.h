@@ -1,8 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// How the contexts of a batch are cut into chunks that fit a workspace; read by flashinfer/mla_context_planner.py. A
-// chunk holds pieces of the contexts of consecutive requests, those without context in between included. The int32
-// words that go to the device:
+// The plan of an MLA step's contexts; read by flashinfer/mla_context_planner.py. Its int32 words, which go to the
+// device:
 //
 //   batch + 1     where the query tokens of each request begin
 //   pieces        request of each piece, over all chunks
@@ -11,11 +10,22 @@
 //   for each chunk of n pieces:
 //     n + 1       where the query tokens of its requests begin, counted from its first request's
 //     n + 1       where its pieces' tokens begin
+//
+// Each of these begins on a multiple of 16 bytes: Triton compiles a kernel anew for a pointer that is aligned to less.
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "kernels/common/fault.h"
 
 namespace fi {
+
+constexpr int64_t kMlaContextAlign = 4;  // words
+
+inline int64_t mla_context_aligned(int64_t words) {
+  return (words + kMlaContextAlign - 1) / kMlaContextAlign * kMlaContextAlign;
+}
 
 enum MlaContextPlanFault : int64_t {
   kMlaContextGood = 0,
@@ -23,8 +33,8 @@ enum MlaContextPlanFault : int64_t {
   kMlaContextQoStart = 2,   // qo_indptr[0] is not 0
   kMlaContextQoFalls = 3,   // qo_indptr falls at a request
   kMlaContextBudget = 4,    // a chunk does not hold one page
-  kMlaContextTotal = 5,     // more tokens than int32 counts
-  kMlaContextShort = 6,     // words or chunks do not fit; the report says how many are needed
+  kMlaContextTotal = 5,     // more context tokens than int32 counts
+  kMlaContextQueries = 6,   // more query tokens than int32 counts
 };
 
 struct MlaContextChunk {
@@ -36,37 +46,29 @@ struct MlaContextChunk {
   int64_t q_end;
   int64_t max_q_len;
   int64_t max_kv_len;
-  int64_t indptrs_at;   // word at which its two indptrs begin
-  int64_t token_begin;  // its first token among those of all chunks
 };
 
-struct MlaContextPlanReport {
-  int64_t fault;
+struct MlaContextPlanParams {
+  IndexArray qo_indptr;  // [batch + 1]
+  IndexArray contexts;   // [batch]
+  int64_t batch;
+  int64_t budget;     // tokens of a chunk
+  int64_t alignment;  // pieces begin at multiples of it in their contexts
+};
+
+struct MlaContextPlan {
+  int64_t fault;  // with a fault there are neither words nor chunks
   int64_t where;
   int64_t value;
   int64_t bound;
-  int64_t words;
-  int64_t chunks;
   int64_t pieces;
   int64_t tokens;
   int64_t longest;  // context
   int64_t max_q_len;
+  std::vector<int32_t> words;
+  std::vector<MlaContextChunk> chunks;
 };
 
-struct MlaContextPlanParams {
-  const int32_t* qo_indptr;  // [batch + 1]
-  const int32_t* contexts;   // [batch]
-  int64_t batch;
-  int64_t budget;     // tokens of a chunk
-  int64_t alignment;  // pieces begin at multiples of it in their contexts
-  int32_t* words;
-  int64_t word_capacity;
-  MlaContextChunk* chunks;
-  int64_t chunk_capacity;
-  MlaContextPlanReport* report;
-};
-
-// Writes words and chunks only if the report has no fault.
-void plan_mla_context(const MlaContextPlanParams& params);
+MlaContextPlan plan_mla_context(const MlaContextPlanParams& params);
 
 }  // namespace fi

@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Host code of MLA in C++: the cutting of work into pieces and of contexts into chunks, and the check whether two
-caches are one buffer.
+"""Host code of MLA in C++: the cutting of work into pieces, and the check whether two caches are one buffer.
 
 All look at host memory and tensor metadata only, so there is one module, that of the CPU, for all devices.
 """
@@ -18,16 +17,16 @@ from flashinfer.jit.spec import JitSpec
 
 SPEC = JitSpec(
     name="mla",
-    ops=("mla_context_plan", "mla_plan"),
-    shims=("shims/mla_context_plan.cc", "shims/mla_plan.cc", "shims/mla_view.cc"),
-    kernels_cpu=("kernels_cpu/mla_context_plan.cc", "kernels_cpu/mla_plan.cc"),
+    ops=("mla_plan",),
+    shims=("shims/mla_plan.cc", "shims/mla_view.cc"),
+    kernels_cpu=("kernels_cpu/mla_plan.cc",),
 )
 _HOST = torch.device("cpu")
 
 
 @functools.cache
 def planner() -> Module:
-    """The module of `mla_context_plan` and `mla_plan`."""
+    """The module of `mla_plan`."""
     return load_module(SPEC, _HOST)
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import torch
 
 from flashinfer.core import faults
-from flashinfer.jit.load import load_module
+from flashinfer.core.op import checks_arguments
+from flashinfer.jit.load import load_module, why_not_module
 from flashinfer.jit.spec import JitSpec
-from flashinfer.jit.toolchain import why_not_device
 
 SPEC = JitSpec(
     name="mla_context",
@@ -21,9 +21,10 @@ SPEC = JitSpec(
 
 
 def why_not_mla_context_indices(block_tables: torch.Tensor, *args: object) -> str | None:
-    return why_not_device(block_tables.device)
+    return why_not_module(SPEC, block_tables.device)
 
 
+@checks_arguments
 def mla_context_indices(
     block_tables: torch.Tensor,
     piece_requests: torch.Tensor,
@@ -33,6 +34,9 @@ def mla_context_indices(
     page_size: int,
     kv_indices: torch.Tensor,
 ) -> None:
+    # What the compiled op would take for 0 and 1.
+    if isinstance(num_pages, bool) or isinstance(page_size, bool):
+        raise TypeError("refused")
     fault = faults.words(block_tables.device)
     load_module(SPEC, block_tables.device).mla_context_indices(
         block_tables, piece_requests, piece_starts, piece_indptr, num_pages, page_size, kv_indices, fault

@@ -51,6 +51,18 @@ BAD_CONCAT: list[tuple[str, dict[str, Change], str]] = [
     ),
 ]
 
+# Keys and a part in one memory: a part that begins elsewhere than it is written to, keys of other tokens, and rope
+# that is some head's.
+KEYS = torch.zeros(8, 3, 64, dtype=torch.bfloat16)
+APART = "outside of k, which is written while it is read, got memory that both have; pass a copy"
+BAD_CONCAT += [
+    (CONCAT, {"k": KEYS[:6, :, :40], "k_nope": KEYS[:6, :, 16:40]}, f"k_nope must be {APART}"),
+    (CONCAT, {"k": KEYS[:6, :, :40], "k_nope": KEYS[1:7, :, :24]}, f"k_nope must be {APART}"),
+    (CONCAT, {"k": KEYS[:6, :, :40], "k_nope": KEYS[:6, :, 32:56]}, f"k_nope must be {APART}"),
+    (CONCAT, {"k": KEYS[:6, :, :40], "k_rope": KEYS[:6, :1, 24:40]}, f"k_rope must be {APART}"),
+    (CONCAT, {"k": KEYS[2:, :, 24:], "k_rope": KEYS[:6, 2:, 48:]}, f"k_rope must be {APART}"),
+]
+
 # The sample: 54 tokens, 3 heads of 16 + 8 and 24 float32, rank 64, 40 pages of 16 tokens.
 BAD_GATHER: list[tuple[str, dict[str, Change], str]] = [
     (
@@ -180,6 +192,8 @@ BAD_INDICES: list[tuple[str, dict[str, Change], str]] = [
         {"piece_indptr": lambda t: t[1:]},
         "piece_indptr must be of length 4, one more than piece_requests, got 3",
     ),
+    (INDICES, {"page_size": True}, "page_size must be an integer, got True"),
+    (INDICES, {"num_pages": False}, "num_pages must be an integer, got False"),
     (INDICES, {"page_size": 0}, "page_size must be an integer from 1 to 2147483647, got 0"),
     (INDICES, {"num_pages": -1}, "num_pages must be an integer from 0 to 2147483647, got -1"),
     (

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashinfer
 from flashinfer.mla_context import MlaContextPlan, MlaContextPlanner
 from flashinfer.testing.generators import PageTable, ragged_page_table
+from rocm_tests.mla_context.chunk_rule import cut
 
 CPU = torch.device("cpu")
 
@@ -32,38 +33,6 @@ def planned(
 def shown(plan: MlaContextPlan) -> list[tuple[int, list[int], bool]]:
     """First request, tokens of the pieces, whether the first continues."""
     return [(s.chunk.first, s.kv_indptr.diff().tolist(), s.chunk.continues) for s in plan.steps]
-
-
-Piece = tuple[int, int, int]
-
-
-def cut(lens: list[int], budget: int, page_size: int) -> list[list[Piece]]:
-    """The rules, as they are told: chunks of (request, first token, tokens)."""
-    chunks: list[list[Piece]] = []
-    open_chunk: list[Piece] = []
-
-    def close() -> None:
-        while open_chunk and not open_chunk[-1][2]:
-            open_chunk.pop()
-        if open_chunk:
-            chunks.append(open_chunk.copy())
-        open_chunk.clear()
-
-    for request, length in enumerate(lens):
-        if not length and open_chunk:
-            open_chunk.append((request, 0, 0))
-        done = 0
-        while done < length:
-            room = budget - sum(tokens for _, _, tokens in open_chunk)
-            # All that is left if it fits, else whole pages, else nothing more in this chunk.
-            take = length - done if length - done <= room else room - room % page_size
-            if take:
-                open_chunk.append((request, done, take))
-            done += take
-            if done < length:
-                close()
-    close()
-    return chunks
 
 
 @pytest.mark.parametrize(
@@ -97,6 +66,7 @@ def test_chunks_by_hand(lens: list[int], chunks: list[Any]) -> None:
     assert plan.tokens == sum(lens)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 40), max_size=8),
     st.sampled_from([1, 2, 4, 16]),
@@ -138,6 +108,36 @@ def test_more_chunks_than_room_was_made_for() -> None:
     assert [chunk.continues for chunk in plan.chunks] == [False] + [True] * 249 + [False]
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 64), max_size=20))
+def test_no_chunk_but_the_last_has_room_for_a_page(lens: list[int]) -> None:
+    plan, _ = planned(lens, 32, 8)
+    assert all(32 - chunk.tokens < 8 for chunk in plan.chunks[:-1])
+
+
+def test_a_budget_below_a_page_is_refused_where_there_is_a_context_only() -> None:
+    plan, _ = planned([0, 0], 3, 4)
+    assert plan.steps == ()
+
+
+def test_index_tensors_begin_on_16_bytes() -> None:
+    """Triton compiles a kernel anew for a pointer that is aligned to less."""
+    plan, _ = planned([5, 9, 0, 3, 31], 12, 4)
+    assert len(plan.steps) > 3
+    for step in plan.steps:
+        assert step.qo_indptr.data_ptr() % 16 == step.kv_indptr.data_ptr() % 16 == 0
+    assert plan.steps[0].kv_indices.data_ptr() % 16 == 0
+
+
+def test_a_plan_is_not_changed_by_the_next() -> None:
+    first, _ = planned([5, 9], 8, 4)
+    before = [[t.clone() for t in step[1:]] for step in first.steps]
+    for _ in range(4):
+        planned([9, 5, 30], 8, 4)
+    for step, tensors in zip(first.steps, before, strict=True):
+        assert all(torch.equal(got, want) for got, want in zip(step[1:], tensors, strict=True))
+
+
 def test_the_whole_batch_is_known_too() -> None:
     plan, _ = planned([4, 0, 9], 100, 4, [3, 0, 2])
     assert plan.qo_indptr.tolist() == [0, 3, 3, 5]
@@ -145,9 +145,13 @@ def test_the_whole_batch_is_known_too() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_lengths_may_be_tensors(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("stride", [1, 2])
+def test_lengths_may_be_tensors(dtype: torch.dtype, stride: int) -> None:
     table = ragged_page_table([5, 9], 4, index_dtype=dtype)
-    qo, lens = torch.tensor([0, 1, 2], dtype=dtype), torch.tensor([5, 9], dtype=dtype)
+    qo, lens = (
+        torch.tensor([[n, 7] for n in values], dtype=dtype).flatten()[::2] if stride == 2 else torch.tensor(values)
+        for values in ([0, 1, 2], [5, 9])
+    )
     plan = MlaContextPlanner(64, 4, CPU).plan(qo, lens, table.block_table, table.num_pages)
     assert shown(plan) == [(0, [5, 9], False)]
 
@@ -163,6 +167,21 @@ GOOD: dict[str, Any] = {"qo_indptr": [0, 1, 2], "context_lens": [5, 9], "num_pag
         (64, {"qo_indptr": [1, 1, 2]}, "qo_indptr[0] must be 0, got 1"),
         (64, {"qo_indptr": [0, 2, 1]}, "qo_indptr must not fall, got 1 after 2 at request 1"),
         (64, {"qo_indptr": [0, 2]}, "qo_indptr must be of length 3, one more than context_lens, got 2"),
+        (64, {"context_lens": [5, 9.5]}, "context_lens must be a list, or a 1-D int32 or int64 tensor, got list: "),
+        (64, {"context_lens": [5, 2**63]}, "context_lens must be a list, or a 1-D int32 or int64 tensor, got list: "),
+        (64, {"context_lens": "ab"}, "context_lens must be a list, or a 1-D int32 or int64 tensor, got str"),
+        (64, {"context_lens": None}, "context_lens must be a list, or a 1-D int32 or int64 tensor, got NoneType"),
+        # What would be other lengths in 32 bits.
+        (
+            64,
+            {"context_lens": torch.tensor([5, 2**32 + 1])},
+            "context_lens must sum up to at most 2147483647 tokens, got 4294967297",
+        ),
+        (64, {"context_lens": [2**62, 2**62]}, "context_lens must sum up to at most 2147483647 tokens, got 461"),
+        (64, {"qo_indptr": [0, 1, 2**32]}, "qo_indptr must be at most 2147483647, got 4294967296 at request 1"),
+        (64, {"qo_indptr": torch.tensor([[0, 1, 2]])}, "qo_indptr must be a list, or a 1-D int32 or int64 tensor, got"),
+        (64, {"num_pages": 9.0}, "num_pages must be an integer, got 9.0"),
+        (64, {"num_pages": -1}, "num_pages must be an integer from 0 to 2147483647, got -1"),
         (64, {"qo_indptr": torch.zeros(3)}, "qo_indptr must be a list, or a 1-D int32 or int64 tensor, got float32[3]"),
         (3, {}, "chunk_tokens must be at least a page, 4 tokens, got 3; pass a larger workspace"),
         (64, {"context_lens": [5, 40]}, "block_tables must be of 10 columns at least, for a context of 40 tokens, got"),
