@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer.core.checks import describe, fail
+from flashinfer.core.checks import describe, fail, number
 from flashinfer.core.dtypes import FP8
 from flashinfer.core.errors import BackendUnavailableError, NotPlannedError
 from flashinfer.core.mla_project import widened, widened_weight
@@ -28,6 +28,11 @@ WAYS = ("auto", "fused", "unfused")
 ALIGNMENT = 256
 
 
+# Of kv_cache, kv_b_proj_weight, kv_scale and weight_scale: what must be the same in every layer.
+_LAYER = ("kv_cache", "kv_b_proj_weight", "kv_scale", "weight_scale")
+_Layer = tuple[torch.dtype, torch.Size, torch.device] | None
+
+
 @dataclass(frozen=True)
 class _Planned:
     """A step's chunks, and what was decided for it."""
@@ -36,6 +41,7 @@ class _Planned:
     fused: bool
     q_data_type: torch.dtype
     model_dtype: torch.dtype
+    layer: tuple[_Layer, ...]
 
 
 class MlaContextAttention:
@@ -80,11 +86,18 @@ class MlaContextAttention:
     ) -> None:
         if way not in WAYS:
             fail(ATTENTION, "way", f"one of {WAYS}", repr(way))
-        if not workspace.is_contiguous() or workspace.data_ptr() % 16:
-            fail(ATTENTION, "workspace", "contiguous and on a multiple of 16 bytes", describe(workspace))
+        if not isinstance(workspace, torch.Tensor) or not workspace.is_contiguous() or workspace.data_ptr() % 16:
+            fail(ATTENTION, "workspace", "a tensor, contiguous and on a multiple of 16 bytes", describe(workspace))
+        if not isinstance(shape, MlaShape):
+            fail(ATTENTION, "shape", "an MlaShape", type(shape).__name__)
+        known = ("auto", *attention_ops.ragged_attention.backends)
+        if attention_backend not in known:
+            fail(ATTENTION, "attention_backend", f"one of {known}", repr(attention_backend))
+        scale = shape.qk_head_dim**-0.5 if sm_scale is None else sm_scale
+        number(ATTENTION, "sm_scale", scale)
         self._workspace = workspace.view(-1).view(torch.uint8)
         self._shape, self._way, self._attention_backend = shape, way, attention_backend
-        self._sm_scale = shape.qk_head_dim**-0.5 if sm_scale is None else float(sm_scale)
+        self._sm_scale, self._page_size = float(scale), page_size
         # Made once to refuse early what no step could do.
         self._planner = functools.partial(
             MlaContextPlanner, page_size=page_size, device=workspace.device, dcp_world_size=dcp_world_size
@@ -130,8 +143,17 @@ class MlaContextAttention:
         -------
         dict
             "fused" and "unfused", in order of preference, to None or a sentence.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a layer that `gather_kv_b_proj` would refuse, and for pages that are not of `page_size` tokens.
         """
+        for name, dtype in (("model_dtype", model_dtype), ("q_data_type", q_data_type)):
+            if not isinstance(dtype, torch.dtype):
+                fail(ATTENTION, name, "a torch.dtype", repr(dtype))
         arguments = kv_cache, kv_b_proj_weight, kv_scale, weight_scale
+        self._check_layer(*arguments, model_dtype)
         answers = {
             "fused": self._why_not_fused(*arguments, model_dtype, q_data_type),
             "unfused": self._why_not_unfused(*arguments, model_dtype, q_data_type),
@@ -140,6 +162,38 @@ class MlaContextAttention:
             if self._way not in ("auto", way):
                 answers[way] = f"this {ATTENTION} was made with way={self._way!r}"
         return answers
+
+    def _gather_arguments(
+        self,
+        kv_cache: torch.Tensor,
+        weight: torch.Tensor,
+        kv_scale: torch.Tensor | None,
+        weight_scale: torch.Tensor | None,
+        model_dtype: torch.dtype,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Of a call for one token."""
+        shape, device = self._shape, self._workspace.device
+        index = torch.empty(1, dtype=torch.int32, device=device)
+        k, v = (
+            torch.empty(1, shape.num_heads, dim, dtype=model_dtype, device=device)
+            for dim in (shape.qk_head_dim, shape.v_head_dim)
+        )
+        return kv_cache, kv_scale, index, index, index, weight, weight_scale, k, v
+
+    def _check_layer(
+        self,
+        kv_cache: torch.Tensor,
+        weight: torch.Tensor,
+        kv_scale: torch.Tensor | None,
+        weight_scale: torch.Tensor | None,
+        model_dtype: torch.dtype,
+    ) -> None:
+        """Refuse what no way could take."""
+        ops.gather_kv_b_proj.check_call(self._gather_arguments(kv_cache, weight, kv_scale, weight_scale, model_dtype))
+        if kv_cache.size(1) != self._page_size:
+            fail(ATTENTION, "kv_cache", f"of pages of {self._page_size} tokens", describe(kv_cache))
+        if weight.size(1) != self._shape.kv_lora_rank:
+            fail(ATTENTION, "kv_b_proj_weight", f"of {self._shape.kv_lora_rank} columns, the rank", describe(weight))
 
     def _why_not(self, kv_cache: torch.Tensor, q_data_type: torch.dtype) -> str | None:
         """What both ways need."""
@@ -163,14 +217,7 @@ class MlaContextAttention:
             )
         if reason := self._why_not(kv_cache, q_data_type):
             return reason
-        shape = self._shape
-        index = torch.empty(1, dtype=torch.int32, device=kv_cache.device)
-        k, v = (
-            torch.empty(1, shape.num_heads, dim, dtype=model_dtype, device=kv_cache.device)
-            for dim in (shape.qk_head_dim, shape.v_head_dim)
-        )
-        arguments = (cache_rows(kv_cache), kv_scale, index, index, index, weight, weight_scale, k, v)
-        ops.gather_kv_b_proj.check_call(arguments)
+        arguments = self._gather_arguments(cache_rows(kv_cache), weight, kv_scale, weight_scale, model_dtype)
         reasons = {name: ops.gather_kv_b_proj.functions(name)[0](*arguments) for name in FUSED_BACKENDS}
         if None in reasons.values():
             return None
@@ -245,7 +292,8 @@ class MlaContextAttention:
         fused = way == "fused"
         planner = self._planner(self.chunk_tokens(model_dtype, fused=fused))
         plan = planner.plan(qo_indptr, context_lens, block_tables, kv_cache.size(0))
-        self._planned = _Planned(plan, fused, q_data_type, model_dtype)
+        layer = kv_cache, kv_b_proj_weight, kv_scale, weight_scale
+        self._planned = _Planned(plan, fused, q_data_type, model_dtype, tuple(map(_look, layer)))
         return plan
 
     @property
@@ -304,11 +352,7 @@ class MlaContextAttention:
             If there is no step.
         """
         step = self._step()
-        if q.dtype != step.model_dtype:
-            fail(ATTENTION, "q", f"of the step's dtype {step.model_dtype}", describe(q))
-        if kv_cache.size(0) != step.plan.num_pages or kv_cache.size(1) != step.plan.page_size:
-            want = f"[{step.plan.num_pages}, {step.plan.page_size}, dim], as in the plan"
-            fail(ATTENTION, "kv_cache", want, describe(kv_cache))
+        self._check_run(step, (q, k, v), (kv_cache, kv_b_proj_weight, kv_scale, weight_scale))
         q, k, v = (t.to(step.q_data_type) for t in (q, k, v))
         shape = self._shape
         if out is None:
@@ -327,6 +371,24 @@ class MlaContextAttention:
             self._attend(q[rows], keys, values, part.qo_indptr, part.kv_indptr, False, lengths, partial, partial_lse)
             merge_ops.merge_state_in_place(out[rows], lse[rows], partial, partial_lse, None)
         return out, lse
+
+    def _check_run(
+        self, step: _Planned, fresh: tuple[torch.Tensor, ...], layer: tuple[torch.Tensor | None, ...]
+    ) -> None:
+        """The step's tensors, and a layer like the one that it was planned for."""
+        shape = self._shape
+        for name, t, dim in zip("qkv", fresh, (shape.qk_head_dim, shape.qk_head_dim, shape.v_head_dim), strict=True):
+            want = step.plan.queries, shape.num_heads, dim
+            if not isinstance(t, torch.Tensor) or tuple(t.shape) != want or t.dtype != step.model_dtype:
+                expected = f"of the step's dtype {step.model_dtype} and of shape {list(want)}"
+                fail(ATTENTION, name, expected, describe(t))
+        for name, planned, t in zip(_LAYER, step.layer, layer, strict=True):
+            if _look(t) != planned:
+                like = "None" if planned is None else f"{planned[0]}{list(planned[1])} on {planned[2]}"
+                fail(ATTENTION, name, f"{like}, as in the plan", describe(t))
+        kv_cache = layer[0]
+        if kv_cache is not None and (reason := why_not_rows(kv_cache)):
+            raise BackendUnavailableError(f"{ATTENTION}: no way takes this layer: {reason}")
 
     def _attend(
         self,
@@ -401,3 +463,7 @@ class MlaContextAttention:
         up = product.view(tokens, shape.num_heads, width)
         concat_ops.concat_mla_k(k, up[..., : shape.qk_nope_head_dim], latent[:, None, shape.kv_lora_rank :])
         return k.to(step.q_data_type), up[..., shape.qk_nope_head_dim :].to(step.q_data_type)
+
+
+def _look(t: torch.Tensor | None) -> _Layer:
+    return (t.dtype, t.shape, t.device) if isinstance(t, torch.Tensor) else None

@@ -19,7 +19,7 @@ from flashinfer.ops import mla_context as ops
 PLANNER = "MlaContextPlanner"
 _LENGTHS = "a list, or a 1-D int32 or int64 tensor"
 # csrc_rocm/shims/mla_context_plan.cc: numbers of a plan, and which of a chunk's is a truth value.
-_PLAN_NUMBERS, _CONTINUES = 8, 3
+_PLAN_NUMBERS, _CONTINUES = 9, 3
 _SENTENCES = {
     1: "context_lens must not be negative, got {value} for request {where}",
     2: "qo_indptr[0] must be 0, got {value}",
@@ -88,8 +88,8 @@ class MlaContextPlan(NamedTuple):
         In the order in which they are to be attended to; empty if no request has a context.
     qo_indptr
         int32 `[requests + 1]` on the device, where the queries of all requests begin.
-    batch, tokens, max_q_len
-        Requests, context tokens and the longest query of the step.
+    batch, queries, tokens, max_q_len
+        Requests, their new tokens, those of their contexts, and the longest query.
     page_size, num_pages
         Of the caches that the plan is for.
     """
@@ -97,6 +97,7 @@ class MlaContextPlan(NamedTuple):
     steps: tuple[MlaContextStep, ...]
     qo_indptr: torch.Tensor
     batch: int
+    queries: int
     tokens: int
     max_q_len: int
     page_size: int
@@ -188,7 +189,7 @@ class MlaContextPlanner:
         self._check_tables(block_tables, batch)
         integer(PLANNER, "num_pages", num_pages, 0, INT32_MAX)
         numbers, parts = _native()(qo, lens, self.chunk_tokens, self.page_size, self.device)
-        fault, where, value, bound, _, tokens, longest, max_q_len = numbers[:_PLAN_NUMBERS]
+        fault, where, value, bound, _, tokens, longest, max_q_len, queries = numbers[:_PLAN_NUMBERS]
         if fault:
             _refuse(fault, where, value, bound)
         self._check_columns(block_tables, longest)
@@ -196,7 +197,7 @@ class MlaContextPlanner:
         if tokens:
             ops.mla_context_indices(block_tables, requests, starts, indptr, num_pages, self.page_size, rows)
         steps = _made(MlaContextStep, _chunks(numbers), of_chunks[::3], of_chunks[1::3], of_chunks[2::3])
-        return MlaContextPlan(tuple(steps), there, batch, tokens, max_q_len, self.page_size, num_pages)
+        return MlaContextPlan(tuple(steps), there, batch, queries, tokens, max_q_len, self.page_size, num_pages)
 
     def _check_tables(self, block_tables: torch.Tensor, batch: int) -> None:
         if not isinstance(block_tables, torch.Tensor) or block_tables.dim() != 2 or block_tables.size(0) < batch:

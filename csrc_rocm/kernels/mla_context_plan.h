@@ -65,6 +65,7 @@ struct MlaContextPlan {
   int64_t tokens;
   int64_t longest;  // context
   int64_t max_q_len;
+  int64_t total_q;
   std::vector<int32_t> words;
   std::vector<MlaContextChunk> chunks;
 };

@@ -34,6 +34,7 @@ bool check(const MlaContextPlanParams& p, MlaContextPlan& plan, std::vector<int6
     plan.longest = std::max(plan.longest, context);
     plan.max_q_len = std::max(plan.max_q_len, end - begin);
   }
+  plan.total_q = p.qo_indptr[p.batch];
   if (plan.tokens > INT32_MAX) return refuse(plan, kMlaContextTotal, 0, plan.tokens, INT32_MAX);
   if (plan.tokens > 0 && p.budget < p.alignment) return refuse(plan, kMlaContextBudget, 0, p.budget, p.alignment);
   return true;

@@ -16,8 +16,8 @@ namespace {
 // The numbers of the plan in the order of MlaContextPlan, then the chunks' by columns: all `first`, all `pieces`, and
 // so on.
 std::vector<int64_t> numbers(const MlaContextPlan& plan) {
-  std::vector<int64_t> found{plan.fault,  plan.where,  plan.value,   plan.bound,
-                             plan.pieces, plan.tokens, plan.longest, plan.max_q_len};
+  std::vector<int64_t> found{plan.fault,  plan.where,   plan.value,     plan.bound,  plan.pieces,
+                             plan.tokens, plan.longest, plan.max_q_len, plan.total_q};
   const std::vector<MlaContextChunk>& chunks = plan.chunks;
   found.reserve(found.size() + 8 * chunks.size());
   for (const auto field : {&MlaContextChunk::first, &MlaContextChunk::pieces, &MlaContextChunk::tokens,

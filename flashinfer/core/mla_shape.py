@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer.core.checks import describe
+from flashinfer.core.checks import INT32_MAX, describe, integer
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,11 @@ class MlaShape:
         Query heads; keys and values have as many.
     kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         Of a cached latent, of the two parts of a head's queries and keys, and of its values.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For sizes that are not positive integers; only `qk_rope_head_dim` may be 0.
     """
 
     num_heads: int
@@ -28,6 +33,10 @@ class MlaShape:
     qk_nope_head_dim: int = 128
     qk_rope_head_dim: int = 64
     v_head_dim: int = 128
+
+    def __post_init__(self) -> None:
+        for name, size in vars(self).items():
+            integer("MlaShape", name, size, 0 if name == "qk_rope_head_dim" else 1, INT32_MAX)
 
     @property
     def qk_head_dim(self) -> int:

@@ -1,17 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the fused kernel of an MLA context for an AMD architecture, as compile_triton.py does the attention's."""
+"""Compiles the fused kernel of an MLA context for an AMD architecture, as compile_triton.py does the attention's.
+
+With a folder as second argument it writes code objects there, of small widths and without FP8, for the emulator.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
-from compile_triton import FP8, compiled
+from compile_triton import FP8, compiled, made
 
 from flashinfer.backends.triton.kernels import mla_context as kernels
-from flashinfer.backends.triton.mla_context import MODES, tile
+from flashinfer.backends.triton.mla_context import MODES, Tile, tile
 
 LDS_BYTES = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 ALIGNED = ("cache_page", "cache_slot", "weight_row", "k_token", "k_head", "v_token", "v_head")
@@ -26,6 +30,30 @@ POINTERS = {
 }
 # Heads of DeepSeek's and Kimi's, and one whose parts fill no tile.
 DIMS = ({"NOPE": 128, "ROPE": 64, "DV": 128}, {"NOPE": 96, "ROPE": 24, "DV": 72})
+
+
+SMALL = {"NOPE": 32, "ROPE": 16, "DV": 32, "RANK": 128, "ROPE_BLOCK": 16, "PAGE_SIZE": 4, "FLAT": False}
+
+
+def save(arch: str, folder: Path) -> None:
+    """Tiles and matrix instructions that the emulator can do: it has other places for the results of those of 32 x 32,
+    and another meaning for the broadcasts by which more than 32 tokens find their maximum."""
+    tune = Tile(32, 32, 64, 4, 2, 8)
+    for mode in ("none", "block"):
+        constants: dict[str, Any] = {
+            **SMALL,
+            "BLOCK_M": tune.tokens,
+            "BLOCK_N": tune.columns,
+            "BLOCK_K": tune.depth,
+            "GROUP": tune.group,
+            "SCALED": mode == "block",
+            "WEIGHT": MODES[mode],
+        }
+        types = {**POINTERS, "kv_cache": "*bf16", "weight": "*bf16"}
+        found = made(arch, kernels.gather_kv_b_proj, types, constants, tune, ALIGNED, matrix_instr_nonkdim=16)
+        (folder / f"{mode}.hsaco").write_bytes(found.asm["hsaco"])
+        # The launch gives it; the code object does not say how much.
+        (folder / f"{mode}.lds").write_text(str(found.metadata.shared), encoding="ascii")
 
 
 def main(arch: str) -> None:
@@ -58,4 +86,7 @@ def main(arch: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if len(sys.argv) > 2:
+        save(sys.argv[1], Path(sys.argv[2]))
+    else:
+        main(sys.argv[1])

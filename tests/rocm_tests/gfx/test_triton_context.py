@@ -44,11 +44,7 @@ def test_registers_and_lds_suffice(arch: str) -> None:
     wrong = {
         name: k
         for name, k in kernels.items()
-        if k["flat"]
-        or k["lds"] > LDS_BYTES[arch] // 2
-        or k["vgprs"] > VGPRS
-        or k["scratch"]
-        or k["spills"]
+        if k["flat"] or k["lds"] > LDS_BYTES[arch] // 2 or k["vgprs"] > VGPRS or k["scratch"] or k["spills"]
     }
     assert not wrong
 

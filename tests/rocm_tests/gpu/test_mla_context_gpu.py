@@ -132,6 +132,27 @@ def test_run_waits_for_nothing(way: str) -> None:
     prefill.compare(results)
 
 
+@pytest.mark.parametrize("way", ["fused", "unfused"])
+def test_a_captured_run_follows_its_tensors(way: str) -> None:
+    """Other queries, keys and latents of the same step, the chunks included."""
+    prefill = Prefill([3, 5], [9, 100], dtype=BF16, device=DEVICE)
+    attention = prefill.attention(64, way)
+    prefill.plan(attention)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        prefill.run(attention)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = prefill.run(attention)
+    for t in (prefill.q, prefill.k, prefill.v, prefill.cache):
+        t.mul_(-0.5)
+    prefill.case.rows = [rows * -0.5 for rows in prefill.case.rows]
+    graph.replay()
+    prefill.compare(results)
+
+
 def test_auto_goes_the_fused_way() -> None:
     prefill = Prefill([3], [9], dtype=BF16, device=DEVICE)
     attention = prefill.attention(64, "auto")

@@ -179,25 +179,140 @@ def test_a_workspace_that_holds_no_page_is_refused() -> None:
         prefill.plan(prefill.attention(3, "unfused"))
 
 
-def test_misuse_is_refused() -> None:
+WORKSPACE = torch.empty(1 << 12, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"way": "both"}, "way must be one of ('auto', 'fused', 'unfused'), got 'both'"),
+        (
+            {"workspace": WORKSPACE[1:]},
+            "workspace must be a tensor, contiguous and on a multiple of 16 bytes, got uint8",
+        ),
+        ({"workspace": None}, "workspace must be a tensor, contiguous and on a multiple of 16 bytes, got NoneType"),
+        ({"shape": (3, 128, 32, 16, 32)}, "shape must be an MlaShape, got tuple"),
+        ({"sm_scale": float("nan")}, "sm_scale must be finite, got nan"),
+        ({"sm_scale": "1"}, "sm_scale must be a number, got '1'"),
+        ({"attention_backend": "native"}, "attention_backend must be one of ('auto', 'triton', 'aiter', 'reference')"),
+    ],
+)
+def test_a_constructor_that_is_refused(change: dict[str, Any], sentence: str) -> None:
+    arguments = {"workspace": WORKSPACE, "shape": MlaShape(3, 128, 32, 16, 32), "page_size": 4, **change}
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        MlaContextAttention(**arguments)
+    assert str(caught.value).startswith(f"MlaContextAttention: {sentence}")
+
+
+def test_what_the_planner_refuses_is_refused_early() -> None:
+    with pytest.raises(flashinfer.InvalidArgumentError, match="dcp_world_size must be 1"):
+        MlaContextAttention(WORKSPACE, MlaShape(3), 4, dcp_world_size=2)
+    with pytest.raises(flashinfer.InvalidArgumentError, match="page_size must be an integer from 1"):
+        MlaContextAttention(WORKSPACE, MlaShape(3), 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ({"num_heads": 0}, "num_heads must be an integer from 1 to 2147483647, got 0"),
+        ({"num_heads": 4.0}, "num_heads must be an integer, got 4.0"),
+        ({"num_heads": 4, "qk_rope_head_dim": -1}, "qk_rope_head_dim must be an integer from 0 to 2147483647, got -1"),
+    ],
+)
+def test_sizes_that_no_layer_has(sizes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        MlaShape(**sizes)
+    assert str(caught.value) == f"MlaShape: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"kv_cache": torch.zeros(3, 8, 144).bfloat16()},
+            "MlaContextAttention: kv_cache must be of pages of 4 tokens, got",
+        ),
+        ({"kv_cache": None}, "gather_kv_b_proj: kv_cache must be a tensor, got NoneType"),
+        (
+            {"kv_b_proj_weight": torch.zeros(192, 64).bfloat16()},
+            "gather_kv_b_proj: kv_b_proj_weight must be of 480 rows",
+        ),
+        ({"kv_scale": torch.ones(1)}, "gather_kv_b_proj: kv_scale must be None with values of torch.bfloat16"),
+        ({"model_dtype": "bf16"}, "MlaContextAttention: model_dtype must be a torch.dtype, got 'bf16'"),
+        ({"q_data_type": "fp8"}, "MlaContextAttention: q_data_type must be a torch.dtype, got 'fp8'"),
+    ],
+)
+def test_a_layer_that_is_refused(change: dict[str, Any], sentence: str) -> None:
+    """Before a way is chosen, also where attention will run in another dtype."""
     prefill = Prefill([2], [9], dtype=BF16)
-    attention = prefill.attention(64, "unfused")
+    for q_data_type in (BF16, torch.float16):
+        arguments = {
+            "qo_indptr": [0, 2],
+            "context_lens": [9],
+            "block_tables": prefill.case.table.block_table,
+            "kv_cache": prefill.cache,
+            "kv_b_proj_weight": prefill.case.weight,
+            "model_dtype": BF16,
+            "q_data_type": q_data_type,
+            **change,
+        }
+        with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+            prefill.attention(64, "unfused").plan(**arguments)
+        assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+@pytest.mark.parametrize("way", ["fused", "unfused"])
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("q", lambda t: t.half(), "of the step's dtype torch.bfloat16 and of shape [2, 3, 48], got float16[2, 3, 48]"),
+        ("q", lambda t: t[1:], "of the step's dtype torch.bfloat16 and of shape [2, 3, 48], got bfloat16[1, 3, 48]"),
+        ("q", lambda t: None, "of the step's dtype torch.bfloat16 and of shape [2, 3, 48], got NoneType"),
+        ("k", lambda t: t.float(), "of the step's dtype torch.bfloat16 and of shape [2, 3, 48], got float32[2, 3, 48]"),
+        (
+            "v",
+            lambda t: t[..., :8],
+            "of the step's dtype torch.bfloat16 and of shape [2, 3, 32], got bfloat16[2, 3, 8]",
+        ),
+        (
+            "kv_cache",
+            lambda t: t[1:],
+            "torch.bfloat16[6, 4, 144] on cpu, as in the plan, got bfloat16[5, 4, 144] on cpu",
+        ),
+        ("kv_cache", lambda t: t.half(), "torch.bfloat16[6, 4, 144] on cpu, as in the plan, got float16[6, 4, 144] on"),
+        (
+            "kv_b_proj_weight",
+            lambda t: t[:96],
+            "torch.bfloat16[192, 128] on cpu, as in the plan, got bfloat16[96, 128]",
+        ),
+        ("kv_b_proj_weight", lambda t: t.float(), "torch.bfloat16[192, 128] on cpu, as in the plan, got float32[192,"),
+        ("kv_scale", lambda t: torch.ones(1), "None, as in the plan, got float32[1] on cpu"),
+        ("weight_scale", lambda t: torch.ones(192), "None, as in the plan, got float32[192] on cpu"),
+    ],
+)
+def test_a_run_unlike_its_plan_is_refused(way: str, name: str, change: Any, sentence: str) -> None:
+    """Both ways: unfused, a scale that nobody planned for would be applied."""
+    prefill = Prefill([2], [9], dtype=BF16)
+    attention = prefill.attention(64, way)
     with pytest.raises(NotPlannedError, match="MlaContextAttention: plan\\(\\) must be called first"):
         prefill.run(attention)
     prefill.plan(attention)
-    cache, prefill.cache = prefill.cache, prefill.cache[1:]
-    with pytest.raises(flashinfer.InvalidArgumentError, match=r"kv_cache must be .* as in the plan"):
+    arguments = {"q": prefill.q, "k": prefill.k, "v": prefill.v, "kv_cache": prefill.cache}
+    arguments |= {"kv_b_proj_weight": prefill.case.weight, "kv_scale": None, "weight_scale": None}
+    arguments[name] = change(arguments[name])
+    with pytest.raises(flashinfer.InvalidArgumentError) as caught:
+        attention.run(**arguments)
+    assert str(caught.value).startswith(f"MlaContextAttention: {name} must be {sentence}")
+
+
+def test_pages_of_another_layer_that_lie_apart_are_declined() -> None:
+    prefill = Prefill([2], [9], dtype=BF16)
+    attention = prefill.attention(64, "unfused")
+    prefill.plan(attention)
+    prefill.cache = prefill.case.cache
+    with pytest.raises(flashinfer.BackendUnavailableError, match="no way takes this layer: needs a cache without gaps"):
         prefill.run(attention)
-    prefill.cache, prefill.q = cache, prefill.q.half()
-    with pytest.raises(flashinfer.InvalidArgumentError, match=r"q must be of the step's dtype torch\.bfloat16"):
-        prefill.run(attention)
-    workspace = torch.empty(1 << 12, dtype=torch.uint8)
-    with pytest.raises(flashinfer.InvalidArgumentError, match="way must be one of"):
-        MlaContextAttention(workspace, prefill.shape, 4, way="both")
-    with pytest.raises(flashinfer.InvalidArgumentError, match="dcp_world_size must be 1"):
-        MlaContextAttention(workspace, prefill.shape, 4, dcp_world_size=2)
-    with pytest.raises(flashinfer.InvalidArgumentError, match="workspace must be contiguous and on a multiple of 16"):
-        MlaContextAttention(workspace[1:], prefill.shape, 4)
 
 
 def test_fused_takes_less_workspace() -> None:
