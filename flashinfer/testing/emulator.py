@@ -63,13 +63,36 @@ class _Wave:
 
 @dataclass(frozen=True)
 class _Step:
-    """One instruction: its compiled function, or None where there is nothing to do or an atomic to be done."""
+    """One instruction: its compiled function, or None where there is nothing to do or an atomic to be done.
+
+    `lds_address` is the vector register that holds addresses in LDS, of instructions that have such.
+    """
 
     run: Callable[..., object] | None
     buffers: tuple[int, ...]
     size: int
     is_barrier: bool
     atomic: Callable[[Any], None] | None = None
+    lds_address: int | None = None
+
+
+def _lanes(state: Any, running: bool) -> list[int]:
+    """Lanes that an instruction is for, or the others."""
+    execute = state._read_sgpr(126) | state._read_sgpr(127) << 32
+    return [lane for lane in range(WAVE) if bool(execute >> lane & 1) is running]
+
+
+def _run_on_lds(step: _Step, wave: _Wave, register: int) -> None:
+    """tinygrad's emulator also reads LDS for lanes that do not run, and writes back what it read: at address 0 that is
+    harmless, at what their registers happen to hold it is not."""
+    assert step.run is not None
+    state, idle = wave.state, _lanes(wave.state, False)
+    kept = [state._read_vgpr(register, lane) for lane in idle]
+    for lane in idle:
+        state._write_vgpr(register, lane, 0)
+    step.run(*[wave.buffers[n] for n in step.buffers])
+    for lane, value in zip(idle, kept, strict=True):
+        state._write_vgpr(register, lane, value)
 
 
 _ATOMICS: dict[str, Callable[[int, int], int]] = {
@@ -114,12 +137,11 @@ class _GlobalAtomic:
 
     def __call__(self, state: Any) -> None:
         kind = ctypes.c_uint64 if self.words == 2 else ctypes.c_uint32
-        execute = state._read_sgpr(126) | state._read_sgpr(127) << 32
 
         def vector(register: int, lane: int, words: int) -> int:
             return sum(int(state._read_vgpr(register + i, lane)) << 32 * i for i in range(words))
 
-        for lane in (n for n in range(WAVE) if execute >> n & 1):
+        for lane in _lanes(state, True):
             if self.scalar == 0x7F:
                 address = vector(self.address, lane, 2)
             else:
@@ -267,6 +289,8 @@ class Emulator:
                 if step.atomic is not None:
                     step.atomic(wave.state)
                 wave.state.pc = pc + step.size
+            elif step.lds_address is not None:
+                _run_on_lds(step, wave, step.lds_address)
             else:
                 step.run(*[wave.buffers[n] for n in step.buffers])
             if step.is_barrier:
@@ -290,7 +314,9 @@ class Emulator:
             else:
                 (program, runtime), _ = self._emu._decode_at(pc, "cdna")
                 barrier = operation in self._emu._BARRIER_OPS
-                step = _Step(runtime.fxn, tuple(program.arg.globals), instruction.size(), barrier)
+                # Of a DS instruction's second word (CDNA3 ISA, "DS") the lowest byte.
+                register = code[4] if name.startswith("DS_") else None
+                step = _Step(runtime.fxn, tuple(program.arg.globals), instruction.size(), barrier, None, register)
             self._steps[code] = step
         return step
 
