@@ -23,17 +23,16 @@ import random
 import shutil
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError, LaunchError
 from flashinfer.testing.codeobject import CodeObject, Kernel
+from flashinfer.testing.emulator_steps import WAVE, GlobalAtomic, LdsAccess, Step, Wave, lane_move, row_broadcasts
 
-WAVE = 64
 LDS_UNIT = 512
 _EMULATOR = "test/mockgpu/amd/emu.py"
 # Write a cache back or invalidate it; there are none. The emulator would take them for memory accesses.
@@ -51,110 +50,6 @@ def why_not(source: str | None) -> str | None:
     if shutil.which("clang") is None:
         return "clang is not on PATH (tinygrad compiles the emulated instructions with it)"
     return None
-
-
-@dataclass
-class _Wave:
-    state: Any
-    buffers: tuple[ctypes.c_uint64, ...]
-    done: bool = False
-    waiting: bool = False
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One instruction: its compiled function, or None where there is nothing to do or an atomic to be done.
-
-    `lds_address` is the vector register that holds addresses in LDS, of instructions that have such.
-    """
-
-    run: Callable[..., object] | None
-    buffers: tuple[int, ...]
-    size: int
-    is_barrier: bool
-    atomic: Callable[[Any], None] | None = None
-    lds_address: int | None = None
-
-
-def _lanes(state: Any, running: bool) -> list[int]:
-    """Lanes that an instruction is for, or the others."""
-    execute = state._read_sgpr(126) | state._read_sgpr(127) << 32
-    return [lane for lane in range(WAVE) if bool(execute >> lane & 1) is running]
-
-
-def _run_on_lds(step: _Step, wave: _Wave, register: int) -> None:
-    """tinygrad's emulator also reads LDS for lanes that do not run, and writes back what it read: at address 0 that is
-    harmless, at what their registers happen to hold it is not."""
-    assert step.run is not None
-    state, idle = wave.state, _lanes(wave.state, False)
-    kept = [state._read_vgpr(register, lane) for lane in idle]
-    for lane in idle:
-        state._write_vgpr(register, lane, 0)
-    step.run(*[wave.buffers[n] for n in step.buffers])
-    for lane, value in zip(idle, kept, strict=True):
-        state._write_vgpr(register, lane, value)
-
-
-_ATOMICS: dict[str, Callable[[int, int], int]] = {
-    "SWAP": lambda old, new: new,
-    "ADD": lambda old, new: old + new,
-    "SUB": lambda old, new: old - new,
-    "AND": lambda old, new: old & new,
-    "OR": lambda old, new: old | new,
-    "XOR": lambda old, new: old ^ new,
-    "UMIN": min,
-    "UMAX": max,
-}
-
-
-@dataclass(frozen=True)
-class _GlobalAtomic:
-    """A global atomic on integers. Done here: tinygrad's does not return the old value on CDNA, and compares wrong.
-
-    The fields are those of the instruction's 64 bits (CDNA3 ISA, "FLAT").
-    """
-
-    name: str
-    words: int
-    offset: int
-    returns: bool
-    address: int
-    data: int
-    scalar: int
-    result: int
-
-    @classmethod
-    def decode(cls, name: str, code: bytes) -> _GlobalAtomic:
-        short = name.removeprefix("GLOBAL_ATOMIC_")
-        words = 2 if short.endswith("_X2") else 1
-        short = short.removesuffix("_X2")
-        if short != "CMPSWAP" and short not in _ATOMICS:
-            raise LaunchError(f"emulator: {name} cannot be emulated")
-        low, high = struct.unpack_from("<II", code)
-        offset = (low & 0x1FFF) - (low << 1 & 0x2000)
-        scalar = high >> 16 & 0x7F
-        return cls(short, words, offset, bool(low >> 16 & 1), high & 0xFF, high >> 8 & 0xFF, scalar, high >> 24)
-
-    def __call__(self, state: Any) -> None:
-        kind = ctypes.c_uint64 if self.words == 2 else ctypes.c_uint32
-
-        def vector(register: int, lane: int, words: int) -> int:
-            return sum(int(state._read_vgpr(register + i, lane)) << 32 * i for i in range(words))
-
-        for lane in _lanes(state, True):
-            if self.scalar == 0x7F:
-                address = vector(self.address, lane, 2)
-            else:
-                address = state._read_sgpr(self.scalar) | state._read_sgpr(self.scalar + 1) << 32
-                address += vector(self.address, lane, 1)
-            cell = kind.from_address(address + self.offset)
-            old, new = cell.value, vector(self.data, lane, self.words)
-            if self.name != "CMPSWAP":
-                cell.value = _ATOMICS[self.name](old, new)
-            elif old == vector(self.data + self.words, lane, self.words):
-                cell.value = new
-            for i in range(self.words if self.returns else 0):
-                state._write_vgpr(self.result + i, lane, old >> 32 * i)
 
 
 class Emulator:
@@ -175,8 +70,16 @@ class Emulator:
         if reason := why_not(source):
             raise BackendUnavailableError(f"emulator: {reason}")
         self._emu = _import_emulator(source)
-        self._steps: dict[bytes, _Step] = {}
-        needed = ("decode_inst", "_init_wave", "_decode_at", "_BARRIER_OPS", "_MXCSRContext", "ENDPGM_PC")
+        self._steps: dict[bytes, Step] = {}
+        needed = (
+            "decode_inst",
+            "_init_wave",
+            "_decode_at",
+            "_BARRIER_OPS",
+            "_MXCSRContext",
+            "ENDPGM_PC",
+            "_dpp16_ctrl",
+        )
         if absent := [name for name in needed if not hasattr(self._emu, name)]:
             raise BackendUnavailableError(f"emulator: {source} must have {', '.join(absent)} in {_EMULATOR}")
 
@@ -256,11 +159,11 @@ class Emulator:
                     ctypes.addressof(scratch),
                     state.accvgpr_buf._buf.va_addr,
                 )
-                group.append(_Wave(state, tuple(ctypes.c_uint64(a) for a in addresses)))
+                group.append(Wave(state, tuple(ctypes.c_uint64(a) for a in addresses)))
             groups.append(group)
         return self._run(groups, random.Random(seed), slice_instructions, max_instructions)
 
-    def _run(self, groups: list[list[_Wave]], order: random.Random, turn: int, limit: int) -> int:
+    def _run(self, groups: list[list[Wave]], order: random.Random, turn: int, limit: int) -> int:
         executed = 0
         # The emulator flushes denormals as the hardware's default mode does.
         with self._emu._MXCSRContext():
@@ -277,7 +180,7 @@ class Emulator:
                     raise LaunchError(f"emulator: the kernel must end within {limit} instructions")
         return executed
 
-    def _turn(self, wave: _Wave, count: int) -> int:
+    def _turn(self, wave: Wave, count: int) -> int:
         end = self._emu.ENDPGM_PC
         for i in range(count):
             pc = wave.state.pc
@@ -285,20 +188,18 @@ class Emulator:
                 wave.done = True
                 return i
             step = self._step(pc)
-            if step.run is None:
-                if step.atomic is not None:
-                    step.atomic(wave.state)
+            if step.special is not None:
+                step.special(step, wave)
+            elif step.run is None:
                 wave.state.pc = pc + step.size
-            elif step.lds_address is not None:
-                _run_on_lds(step, wave, step.lds_address)
             else:
-                step.run(*[wave.buffers[n] for n in step.buffers])
+                step(wave)
             if step.is_barrier:
                 wave.waiting = True
                 return i + 1
         return count
 
-    def _step(self, pc: int) -> _Step:
+    def _step(self, pc: int) -> Step:
         code = ctypes.string_at(pc, 16)  # an instruction, and some of what follows it
         step = self._steps.get(code)
         if step is None:
@@ -308,17 +209,22 @@ class Emulator:
             if name.startswith("FLAT_"):  # it would run, on a wrong address
                 raise LaunchError(f"emulator: the kernel must have no flat instruction, got {instruction}")
             if name in _CACHE_CONTROL:
-                step = _Step(None, (), instruction.size(), False)
+                step = Step(None, (), instruction.size(), False)
             elif name.startswith("GLOBAL_ATOMIC_"):
-                step = _Step(None, (), instruction.size(), False, _GlobalAtomic.decode(name, code))
+                step = Step(None, (), instruction.size(), False, GlobalAtomic.decode(name, code))
             else:
-                (program, runtime), _ = self._emu._decode_at(pc, "cdna")
-                barrier = operation in self._emu._BARRIER_OPS
-                # Of a DS instruction's second word (CDNA3 ISA, "DS") the lowest byte.
-                register = code[4] if name.startswith("DS_") else None
-                step = _Step(runtime.fxn, tuple(program.arg.globals), instruction.size(), barrier, None, register)
+                step = self._compiled(pc, instruction.size(), operation in self._emu._BARRIER_OPS)
+                if name.startswith("DS_"):
+                    step = replace(step, special=LdsAccess.decode(code))
+                elif hasattr(type(instruction), "dpp"):
+                    step = replace(step, special=lane_move(code, self._compiled))
             self._steps[code] = step
         return step
+
+    def _compiled(self, address: int, size: int, is_barrier: bool = False) -> Step:
+        """The instruction at an address of this process."""
+        (program, runtime), _ = self._emu._decode_at(address, "cdna")
+        return Step(runtime.fxn, tuple(program.arg.globals), size, is_barrier)
 
 
 def _kernel_arguments(
@@ -373,7 +279,10 @@ def _import_emulator(source: str) -> ModuleType:
         # The checkout's `test` package shares its name with one of the standard library.
         for name in [n for n in sys.modules if n == "test" or n.startswith("test.")]:
             del sys.modules[name]
-        return importlib.import_module("test.mockgpu.amd.emu")
+        module = importlib.import_module("test.mockgpu.amd.emu")
+    if hasattr(module, "_dpp16_ctrl"):
+        module._dpp16_ctrl = row_broadcasts(module, module._dpp16_ctrl)  # type: ignore[attr-defined]
+    return module
 
 
 @contextmanager

@@ -128,3 +128,23 @@ def test_what_cannot_be_emulated_is_refused(toy: CodeObject, emulator: Emulator)
         emulator.launch(toy, toy.kernel("copy_flat"), (1, 1, 1), (64, 1, 1), arguments)
     with pytest.raises(InvalidArgumentError, match=r"must have \[8, 8\] bytes, got \[8\]"):
         emulator.launch(toy, toy.kernel("copy_flat"), (1, 1, 1), (64, 1, 1), arguments[:1])
+
+
+def test_lanes_that_do_not_run_read_no_lds(toy: CodeObject, emulator: Emulator) -> None:
+    places, out = words(64), np.full(64, 7, np.uint32)
+    places[::3] = np.arange(0, 64, 3)[::-1]
+    emulator.launch(toy, toy.kernel("read_some"), (1, 1, 1), (64, 1, 1), [pointer(places), pointer(out)])
+    np.testing.assert_array_equal(out, np.where(places < 64, places * 3, 7))
+
+
+def test_moves_between_lanes(toy: CodeObject, emulator: Emulator) -> None:
+    """The compiler moves lanes of the register that it writes to."""
+    values, out = words(64) >> 8, words(3 * 64)
+    emulator.launch(toy, toy.kernel("wave_sums"), (1, 1, 1), (64, 1, 1), [pointer(values), pointer(out)])
+    rows, pairs, wave = out.reshape(3, 4, 16)
+    per_row = values.reshape(4, 16).sum(1)
+    np.testing.assert_array_equal(rows[:, 15], per_row)
+    np.testing.assert_array_equal(pairs[:, 15], [per_row[0], per_row[:2].sum(), per_row[2], per_row[2:].sum()])
+    assert wave[3, 15] == values.sum()
+    np.testing.assert_array_equal(wave[:2], pairs[:2])
+    np.testing.assert_array_equal(wave[2:], pairs[2:] + pairs[1, 15])

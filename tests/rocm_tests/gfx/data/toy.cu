@@ -36,6 +36,29 @@ extern "C" __global__ __launch_bounds__(64) void meet(unsigned* counter, unsigne
   sums[blockIdx.x * blockDim.x + threadIdx.x] = all + threadIdx.x;
 }
 
+// Lanes whose word is no place in LDS read nothing.
+extern "C" __global__ __launch_bounds__(64) void read_some(const unsigned* in, unsigned* out) {
+  __shared__ unsigned lds[64];
+  lds[threadIdx.x] = threadIdx.x * 3;
+  __syncthreads();
+  const unsigned at = in[threadIdx.x];
+  if (at < 64) out[threadIdx.x] = lds[at];
+}
+
+// Sums of a wave as reductions make them: inside of rows of 16 lanes, row by row, half by half. The last lane's is all.
+extern "C" __global__ __launch_bounds__(64) void wave_sums(const unsigned* in, unsigned* out) {
+  unsigned sum = in[threadIdx.x];
+  sum += __builtin_amdgcn_update_dpp(0, sum, 0x118, 0xf, 0xf, true);
+  sum += __builtin_amdgcn_update_dpp(0, sum, 0x114, 0xf, 0xf, true);
+  sum += __builtin_amdgcn_update_dpp(0, sum, 0x112, 0xf, 0xf, true);
+  sum += __builtin_amdgcn_update_dpp(0, sum, 0x111, 0xf, 0xf, true);
+  out[threadIdx.x] = sum;
+  sum += __builtin_amdgcn_update_dpp(0, sum, 0x142, 0xa, 0xf, false);
+  out[64 + threadIdx.x] = sum;
+  sum += __builtin_amdgcn_update_dpp(0, sum, 0x143, 0xf, 0xf, true);
+  out[128 + threadIdx.x] = sum;
+}
+
 struct alignas(16) Vector {
   unsigned w[4];
 };

@@ -1,0 +1,216 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Instructions as the emulator of kernels runs them, and what tinygrad's emulator gets wrong, put right."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flashinfer.core.errors import LaunchError
+
+WAVE = 64
+
+
+@dataclass
+class Wave:
+    """A wave, and the memories that its instructions are given."""
+
+    state: Any
+    buffers: tuple[ctypes.c_uint64, ...]
+    done: bool = False
+    waiting: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction: its compiled function, or None where there is nothing to do.
+
+    `special` runs it in the function's place, the program counter included.
+    """
+
+    run: Callable[..., object] | None
+    buffers: tuple[int, ...]
+    size: int
+    is_barrier: bool
+    special: Callable[[Step, Wave], None] | None = None
+
+    def __call__(self, wave: Wave) -> None:
+        """Run the compiled function."""
+        assert self.run is not None
+        self.run(*[wave.buffers[n] for n in self.buffers])
+
+
+def _lanes(state: Any, running: bool) -> list[int]:
+    """Lanes that an instruction is for, or the others."""
+    execute = state._read_sgpr(126) | state._read_sgpr(127) << 32
+    return [lane for lane in range(WAVE) if bool(execute >> lane & 1) is running]
+
+
+_ATOMICS: dict[str, Callable[[int, int], int]] = {
+    "SWAP": lambda old, new: new,
+    "ADD": lambda old, new: old + new,
+    "SUB": lambda old, new: old - new,
+    "AND": lambda old, new: old & new,
+    "OR": lambda old, new: old | new,
+    "XOR": lambda old, new: old ^ new,
+    "UMIN": min,
+    "UMAX": max,
+}
+
+
+@dataclass(frozen=True)
+class GlobalAtomic:
+    """A global atomic on integers. Done here: tinygrad's does not return the old value on CDNA, and compares wrong.
+
+    The fields are those of the instruction's 64 bits (CDNA3 ISA, "FLAT").
+    """
+
+    name: str
+    words: int
+    offset: int
+    returns: bool
+    address: int
+    data: int
+    scalar: int
+    result: int
+
+    @classmethod
+    def decode(cls, name: str, code: bytes) -> GlobalAtomic:
+        short = name.removeprefix("GLOBAL_ATOMIC_")
+        words = 2 if short.endswith("_X2") else 1
+        short = short.removesuffix("_X2")
+        if short != "CMPSWAP" and short not in _ATOMICS:
+            raise LaunchError(f"emulator: {name} cannot be emulated")
+        low, high = struct.unpack_from("<II", code)
+        offset = (low & 0x1FFF) - (low << 1 & 0x2000)
+        scalar = high >> 16 & 0x7F
+        return cls(short, words, offset, bool(low >> 16 & 1), high & 0xFF, high >> 8 & 0xFF, scalar, high >> 24)
+
+    def __call__(self, step: Step, wave: Wave) -> None:
+        state, kind = wave.state, ctypes.c_uint64 if self.words == 2 else ctypes.c_uint32
+
+        def vector(register: int, lane: int, words: int) -> int:
+            return sum(int(state._read_vgpr(register + i, lane)) << 32 * i for i in range(words))
+
+        for lane in _lanes(state, True):
+            if self.scalar == 0x7F:
+                address = vector(self.address, lane, 2)
+            else:
+                address = state._read_sgpr(self.scalar) | state._read_sgpr(self.scalar + 1) << 32
+                address += vector(self.address, lane, 1)
+            cell = kind.from_address(address + self.offset)
+            old, new = cell.value, vector(self.data, lane, self.words)
+            if self.name != "CMPSWAP":
+                cell.value = _ATOMICS[self.name](old, new)
+            elif old == vector(self.data + self.words, lane, self.words):
+                cell.value = new
+            for i in range(self.words if self.returns else 0):
+                state._write_vgpr(self.result + i, lane, old >> 32 * i)
+        state.pc += step.size
+
+
+@dataclass(frozen=True)
+class LdsAccess:
+    """An access to LDS whose addresses are in the vector register `address`.
+
+    tinygrad's also reads for lanes that do not run, and writes back what it read: at address 0 that is harmless, at
+    what their registers happen to hold it is not.
+    """
+
+    address: int
+
+    @classmethod
+    def decode(cls, code: bytes) -> LdsAccess:
+        # The lowest byte of the second word (CDNA3 ISA, "DS").
+        return cls(code[4])
+
+    def __call__(self, step: Step, wave: Wave) -> None:
+        state, idle = wave.state, _lanes(wave.state, False)
+        kept = [state._read_vgpr(self.address, lane) for lane in idle]
+        for lane in idle:
+            state._write_vgpr(self.address, lane, 0)
+        step(wave)
+        for lane, value in zip(idle, kept, strict=True):
+            state._write_vgpr(self.address, lane, value)
+
+
+@dataclass(frozen=True)
+class _LaneMove:
+    """A DPP instruction, run with a register to write to that it does not use otherwise, by a copy in `memory`."""
+
+    step: Step
+    memory: ctypes.Array[ctypes.c_char]
+    spare: int
+    result: int
+    written: tuple[int, ...]
+
+    def __call__(self, step: Step, wave: Wave) -> None:
+        state, next_pc = wave.state, wave.state.pc + step.size
+        kept = [state._read_vgpr(self.spare, lane) for lane in range(WAVE)]
+        for lane in range(WAVE):
+            state._write_vgpr(self.spare, lane, state._read_vgpr(self.result, lane))
+        state.pc = ctypes.addressof(self.memory)
+        self.step(wave)
+        for lane in self.written:
+            state._write_vgpr(self.result, lane, state._read_vgpr(self.spare, lane))
+        for lane, value in enumerate(kept):
+            state._write_vgpr(self.spare, lane, value)
+        state.pc = next_pc
+
+
+def lane_move(code: bytes, compiled: Callable[[int, int], Step]) -> _LaneMove | None:
+    """What runs a DPP instruction that tinygrad's emulator runs wrongly; None for others.
+
+    Those are: writes to the register whose lanes are moved, as tinygrad's goes from lane to lane and reads what it has
+    written; and lanes that must keep what they have, as tinygrad's takes that for their operand. The fields are those
+    of CDNA3 ISA, "DPP". `compiled` is given an address and a size.
+    """
+    word, control = struct.unpack_from("<II", code)
+    if word >> 25 == 0b0111110:
+        return None  # comparisons write to no vector register
+    result, second, source = word >> 17 & 0xFF, word >> 9 & 0xFF, control & 0xFF
+    written = tuple(lane for lane in range(WAVE) if _writes(lane, control))
+    if source != result and len(written) == WAVE:
+        return None
+    spare = next(register for register in range(4) if register not in (result, second, source))
+    memory = ctypes.create_string_buffer(code, 32)
+    struct.pack_into("<I", memory, 0, word & ~(0xFF << 17) | spare << 17)
+    return _LaneMove(compiled(ctypes.addressof(memory), 8), memory, spare, result, written)
+
+
+def _writes(lane: int, control: int) -> bool:
+    """Whether a lane's row and bank take part, and it has a source or takes 0 for one."""
+    move, in_row = control >> 8 & 0x1FF, lane % 16
+    if not (control >> 28 >> lane // 16 & 1 and control >> 24 >> in_row // 4 & 1):
+        return False
+    if control >> 19 & 1:
+        return True
+    if 0x101 <= move <= 0x10F:
+        return in_row + (move & 15) <= 15
+    if 0x111 <= move <= 0x11F:
+        return in_row >= move & 15
+    return lane >= {0x138: 1, 0x142: 16, 0x143: 32}.get(move, 0) and (move != 0x130 or lane < WAVE - 1)
+
+
+def row_broadcasts(emu: Any, of_tinygrad: Callable[..., Any]) -> Callable[..., tuple[Any, Any, Any]]:
+    """In place of tinygrad's function for a DPP move: source lane, whether the lane takes part, whether there is one.
+
+    tinygrad takes both broadcasts between rows of 16 lanes for one inside of a row; reductions end with them (CDNA3
+    ISA, "DPP").
+    """
+
+    def found(lane: Any, control: int, *rest: int) -> tuple[Any, Any, Any]:
+        source, enabled, valid = of_tinygrad(lane, control, *rest)
+        signed = emu.dtypes.int
+        at = lane.cast(signed)
+        if control == 0x142:  # the last lane of a row to the next row
+            source, valid = (at & emu._c(~15, signed)) - emu._c(1, signed), at >= emu._c(16, signed)
+        elif control == 0x143:  # lane 31 to the rows behind it
+            source, valid = emu._c(31, signed), at >= emu._c(32, signed)
+        return source, enabled, valid
+
+    return found
