@@ -31,7 +31,16 @@ from types import ModuleType
 
 from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError, LaunchError
 from flashinfer.testing.codeobject import CodeObject, Kernel
-from flashinfer.testing.emulator_steps import WAVE, GlobalAtomic, LdsAccess, Step, Wave, lane_move, row_broadcasts
+from flashinfer.testing.emulator_steps import (
+    WAVE,
+    GlobalAtomic,
+    LdsAccess,
+    MatrixProduct,
+    Step,
+    Wave,
+    lane_move,
+    row_broadcasts,
+)
 
 LDS_UNIT = 512
 _EMULATOR = "test/mockgpu/amd/emu.py"
@@ -216,6 +225,8 @@ class Emulator:
                 step = self._compiled(pc, instruction.size(), operation in self._emu._BARRIER_OPS)
                 if name.startswith("DS_"):
                     step = replace(step, special=LdsAccess.decode(code))
+                elif name.startswith("V_MFMA_"):
+                    step = replace(step, special=MatrixProduct.decode(name, code))
                 elif hasattr(type(instruction), "dpp"):
                     step = replace(step, special=lane_move(code, self._compiled))
             self._steps[code] = step

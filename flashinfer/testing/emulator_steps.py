@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -194,6 +195,48 @@ def _writes(lane: int, control: int) -> bool:
     if 0x111 <= move <= 0x11F:
         return in_row >= move & 15
     return lane >= {0x138: 1, 0x142: 16, 0x143: 32}.get(move, 0) and (move != 0x130 or lane < WAVE - 1)
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """A matrix instruction of 32 rows. tinygrad's puts the rows of its result elsewhere (CDNA3 ISA, "MFMA").
+
+    Register r of lanes 0 to 31 is of row `8 (r // 4) + r % 4`, of the other lanes four rows behind; tinygrad's takes 16
+    rows after one another. So the rows of the first operand are given in the order that makes up for it.
+    """
+
+    operand: int
+    registers: int
+    results: range
+
+    @classmethod
+    def decode(cls, name: str, code: bytes) -> MatrixProduct | None:
+        """None for other shapes."""
+        shape = re.match(r"V_MFMA_F32_32X32X(\d+)_(BF16|F16)", name)
+        if shape is None:
+            return None
+        low, high = struct.unpack_from("<II", code)
+        first, second = high & 0x1FF, high >> 9 & 0x1FF
+        if first == second:
+            raise LaunchError(f"emulator: {name} must multiply two different matrices")
+        result = low & 0xFF
+        # Half of the depth for each half of the lanes, two numbers to a register.
+        return cls(first - 256, int(shape[1]) // 4, range(0) if low >> 15 & 1 else range(result, result + 16))
+
+    def __call__(self, step: Step, wave: Wave) -> None:
+        state, kept = wave.state, {}
+        for register in range(self.operand, self.operand + self.registers):
+            row = kept[register] = [state._read_vgpr(register, lane) for lane in range(WAVE)]
+            for lane, source in enumerate(_ROWS_OF_32):
+                state._write_vgpr(register, lane, row[source])
+        step(wave)
+        for register, row in kept.items():
+            if register not in self.results:
+                for lane, value in enumerate(row):
+                    state._write_vgpr(register, lane, value)
+
+
+_ROWS_OF_32 = [half * 32 + 8 * (row % 16 // 4) + 4 * (row // 16) + row % 4 for half in range(2) for row in range(32)]
 
 
 def row_broadcasts(emu: Any, of_tinygrad: Callable[..., Any]) -> Callable[..., tuple[Any, Any, Any]]:
