@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 _BACKEND = "flashinfer.integrations.vllm.attention.backend.FlashInferRocmBackend"
+_CPU_PLATFORM = "flashinfer.integrations.vllm.cpu.platform"
 _CONNECTORS = {
     "FlashInferNixlConnector": "NixlConnector",
     "FlashInferNixlPushConnector": "NixlPushConnector",
@@ -14,12 +15,14 @@ _CONNECTORS = {
 def register() -> None:
     """Make the attention backend and the connectors known to vLLM, which calls this in each of its processes.
 
-    The backend is `CUSTOM`, the connectors have names of their own.
+    The backend is `CUSTOM`, the connectors have names of their own. On the platform without a GPU, NIXL is told to let
+    the engines have the cores.
 
     Naming the module in `kv_connector_module_path` needs no registration, and is the better way: vLLM has rules for a
     connector called `NixlConnector`, which then also hold for ours.
     """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     # Another plug-in may have been first; only --attention-backend CUSTOM makes use of it.
@@ -29,3 +32,7 @@ def register() -> None:
         # A process may run its plug-ins more than once, and vLLM refuses a name that it knows.
         if name not in KVConnectorFactory._registry:
             KVConnectorFactory.register_connector(name, "flashinfer.integrations.vllm.nixl", class_name)
+    if current_platform.__class__.__module__ == _CPU_PLATFORM:
+        from flashinfer.integrations.vllm.cpu.transfers import let_progress_threads_sleep
+
+        let_progress_threads_sleep()

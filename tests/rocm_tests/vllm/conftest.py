@@ -30,8 +30,10 @@ if importlib.util.find_spec("vllm") is not None:
 @pytest.fixture(scope="session")
 def engines() -> Any:
     """The module `rocm_tests.vllm.engines`, which imports vLLM."""
+    from flashinfer.integrations.vllm.cpu.transfers import let_progress_threads_sleep
     from rocm_tests.vllm import engines
 
+    let_progress_threads_sleep()
     return engines
 
 
@@ -40,3 +42,12 @@ def fleet(engines: Any) -> Iterator[Any]:
     fleet = engines.Fleet()
     yield fleet
     fleet.close()
+
+
+@pytest.fixture(params=["standard", "shuffled"])
+def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Chosen with this package's variable; the fixture `engines` has set vLLM's environment up."""
+    request.getfixturevalue("engines")
+    monkeypatch.setenv("FLASHINFER_VLLM_PAGES", request.param)
+    monkeypatch.delenv("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", raising=False)
+    return request.param

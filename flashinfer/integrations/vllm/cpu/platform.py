@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from flashinfer.integrations.vllm.cpu import ops
+
+_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 class TorchCpuPlatform(CpuPlatform):
@@ -39,12 +42,19 @@ class TorchCpuPlatform(CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """One rank stays in the engine's process: a further one competes for cores and took up to 25 s a request."""
+        """One rank stays in the engine's process: a further one competes for cores and took up to 25 s a request.
+
+        Further ranks are started as `VLLM_WORKER_MULTIPROC_METHOD` says, and spawned without it, as vLLM's CPU platform
+        always does: each then imports vLLM again.
+        """
+        method = os.environ.get(_METHOD)
         parallel = vllm_config.parallel_config
         in_process = parallel.distributed_executor_backend == "uni" and parallel.world_size == 1
         super().check_and_update_config(vllm_config)
         if in_process:
             parallel.distributed_executor_backend = "uni"
+        if method is not None:
+            os.environ[_METHOD] = method
 
     @classmethod
     def discover_numa_topology(cls) -> list[list[int]]:
