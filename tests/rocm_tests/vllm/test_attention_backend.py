@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,72 +12,9 @@ import torch
 
 from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.kv import PageFormat
+from rocm_tests.vllm.layer_case import BLOCKS, DIM, HEADS, KV_HEADS, PAGE_SIZE, POISON, cache_of, layer, step_of
 
 pytestmark = pytest.mark.vllm
-
-HEADS, KV_HEADS, DIM, PAGE_SIZE, BLOCKS = 6, 3, 16, 16, 9
-POISON = 2**30
-
-
-@pytest.fixture(params=["standard", "shuffled"])
-def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Chosen with this package's variable; the fixture `engines` has set vLLM's environment up."""
-    request.getfixturevalue("engines")
-    monkeypatch.setenv("FLASHINFER_VLLM_PAGES", request.param)
-    monkeypatch.delenv("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", raising=False)
-    return request.param
-
-
-def cache_of(engines: Any, kv_heads: int = KV_HEADS, layout: str | None = None) -> tuple[Any, torch.Tensor]:
-    """The backend's spec, and a layer's cache full of NaN, made by vLLM's own functions."""
-    from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheTensor, compute_layout_strides, create_kv_cache_views
-
-    from flashinfer.integrations.vllm.attention import FlashInferRocmBackend as Backend
-
-    stock = engines.FullAttentionSpec(block_size=PAGE_SIZE, num_kv_heads=kv_heads, head_size=DIM, dtype=torch.float32)
-    spec = Backend.customize_spec(stock)
-    chosen = Backend.supported_kv_cache_layouts()[0] if layout is None else KVCacheLayout[layout]
-    raw = torch.zeros(BLOCKS * spec.page_size_bytes, dtype=torch.int8)
-    strides = compute_layout_strides(spec, BLOCKS, 1, chosen)
-    tensor = KVCacheTensor(
-        size=raw.numel(), layers=["layer"], offset=0, layer_stride=strides[0], block_stride=strides[1]
-    )
-    (view,) = create_kv_cache_views(raw, spec, BLOCKS, chosen, tensor)
-    view.fill_(float("nan"))
-    return spec, view
-
-
-def layer(num_kv_heads: int = KV_HEADS, **options: Any) -> Any:
-    from flashinfer.integrations.vllm.attention.impl import FlashInferRocmImpl
-
-    torch.set_default_dtype(torch.float32)
-    return FlashInferRocmImpl(HEADS, DIM, DIM**-0.5, num_kv_heads, **options)
-
-
-def step_of(block_table: list[list[int]], seq_lens: list[int], new: list[int]) -> Any:
-    """A step's metadata, built from what vLLM hands over; table entries behind a request's end are poison."""
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-
-    from flashinfer.integrations.vllm.attention.metadata import PagedMetadataBuilder
-
-    starts = torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32)
-    width = max(map(len, block_table)) + 2
-    table = torch.full((len(block_table), width), POISON, dtype=torch.int32)
-    for row, blocks in zip(table, block_table, strict=True):
-        row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-    common = CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-        num_reqs=len(new),
-        num_actual_tokens=sum(new),
-        max_query_len=max(new),
-        max_seq_len=max(seq_lens) + 7,
-        block_table_tensor=table,
-        slot_mapping=torch.zeros(sum(new), dtype=torch.int64),
-    )
-    spec = dataclasses.make_dataclass("Spec", ["block_size"])(PAGE_SIZE)
-    return PagedMetadataBuilder(spec, ["layer"], None, torch.device("cpu")).build(0, common)
 
 
 def test_a_step_of_uneven_requests() -> None:
@@ -87,7 +23,7 @@ def test_a_step_of_uneven_requests() -> None:
     assert step.kv_indptr.tolist() == [0, 2, 3, 6, 6]
     assert step.kv_indices[:6].tolist() == [5, 2, 7, 3, 8, 1]
     assert step.kv_last_page_len.tolist() == [1, 16, 16, 0]
-    assert step.qo_indptr.tolist() == [0, 17, 18, 21, 21]
+    assert step.host_batch[0].tolist() == [0, 17, 18, 21, 21]
     assert step.batch_indices.tolist() == [0] * 17 + [1] + [2] * 3
     assert step.positions.tolist() == [*range(17), 15, 45, 46, 47]
     assert step.num_tokens == 21
@@ -199,9 +135,8 @@ def test_before_there_are_pages(engines: Any, pages: str) -> None:
     ("option", "said"),
     [
         ({"alibi_slopes": [0.5]}, "alibi_slopes must be None"),
-        ({"sliding_window": 128}, "sliding_window must be None, got 128"),
-        ({"logits_soft_cap": 30.0}, "logits_soft_cap must be None, got 30"),
-        ({"sinks": torch.zeros(HEADS)}, "sinks must be None"),
+        ({"sliding_window": 0}, "sliding_window must be None or at least 1, got 0"),
+        ({"sinks": torch.zeros(HEADS + 1)}, r"sinks must be None or one for each of the 6 heads, got \[7\]"),
         ({"attn_type": "encoder"}, "attn_type must be decoder"),
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype must be auto, or that of the model, torch.float32"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto"),
@@ -250,6 +185,11 @@ def test_what_vllm_is_told(engines: Any, pages: str) -> None:
     assert not Backend.supports_block_size(24)
     spec, cache = cache_of(engines)
     assert spec.page_size_bytes == 2 * KV_HEADS * PAGE_SIZE * DIM * 4
+    assert Backend.supports_sliding_window()
+    assert Backend.supports_sink()
+    # Phases are told apart on the host.
+    assert not Backend.supports_device_cpu_query_lens_mismatch()
+    assert not Backend.supports_non_causal()
     assert Backend.customize_spec(spec) == spec, "vLLM customises a spec more than once"
     assert tuple(cache.shape[1:]) == ((KV_HEADS, 16, 32) if pages == "standard" else (2, 16, KV_HEADS * DIM))
 

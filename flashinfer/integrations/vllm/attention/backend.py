@@ -61,6 +61,21 @@ class FlashInferRocmBackend(AttentionBackend):
         return head_size % 8 == 0
 
     @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Yes: a window goes to the kernels."""
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        """Yes: so do sinks, one score a head."""
+        return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """No: which phase a request is in is decided on the host."""
+        return False
+
+    @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
         """Both are read by stride. Decode kernels for shuffled pages want the planes of K and V apart."""
         return (_PLANES, _WHOLE_PAGES) if configured_kind() == SHUFFLED else (_WHOLE_PAGES, _PLANES)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,10 +13,9 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from flashinfer.attention import paged_attention
 from flashinfer.core.checks import fail
-from flashinfer.integrations.vllm.attention.metadata import PagedMetadata
-from flashinfer.integrations.vllm.attention.pages import SHUFFLED, configured_kind, split_views
+from flashinfer.integrations.vllm.attention.metadata import LayerAttention, PagedMetadata, page_lens
+from flashinfer.integrations.vllm.attention.pages import SHUFFLED, STANDARD, configured_kind, split_views
 from flashinfer.page import append_paged_kv_cache, get_batch_indices_positions
 
 _WHERE = "vLLM backend FLASHINFER_ROCM"
@@ -45,14 +45,12 @@ class FlashInferRocmImpl(AttentionImpl[PagedMetadata]):
         remedy = "use another attention backend for this model"
         if attn_type != AttentionType.DECODER:
             fail(_WHERE, "attn_type", AttentionType.DECODER.value, attn_type, remedy)
-        for name, value in (
-            ("alibi_slopes", alibi_slopes),
-            ("sliding_window", sliding_window),
-            ("logits_soft_cap", logits_soft_cap or None),
-            ("sinks", sinks),
-        ):
-            if value is not None:
-                fail(_WHERE, name, "None", value if isinstance(value, (int, float)) else type(value).__name__, remedy)
+        if alibi_slopes is not None:
+            fail(_WHERE, "alibi_slopes", "None", type(alibi_slopes).__name__, remedy)
+        if sliding_window is not None and sliding_window < 1:
+            fail(_WHERE, "sliding_window", "None or at least 1", sliding_window)
+        if sinks is not None and tuple(sinks.shape) != (num_heads,):
+            fail(_WHERE, "sinks", f"None or one for each of the {num_heads} heads", list(sinks.shape))
         dtype = torch.get_default_dtype()
         if kv_cache_dtype != "auto" and STR_DTYPE_TO_TORCH_DTYPE.get(kv_cache_dtype) != dtype:
             fail(_WHERE, "kv_cache_dtype", f"auto, or that of the model, {dtype}", kv_cache_dtype)
@@ -60,7 +58,20 @@ class FlashInferRocmImpl(AttentionImpl[PagedMetadata]):
         self.scale = float(scale)
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        # A parameter of the model, which is loaded after this.
+        self.sinks = sinks
         self._kind = configured_kind()
+        self._attention = LayerAttention(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_size,
+            sm_scale=self.scale,
+            # vLLM counts a query's own place to its window.
+            window_left=-1 if sliding_window is None else sliding_window - 1,
+            logits_soft_cap=float(logits_soft_cap or 0),
+            dtype=dtype,
+            kv_layout="HND" if self._kind == STANDARD else "SHUFFLED",
+        )
 
     def forward(
         self,
@@ -93,10 +104,11 @@ class FlashInferRocmImpl(AttentionImpl[PagedMetadata]):
             return output.zero_()
         step, tokens = attn_metadata, slice(attn_metadata.num_tokens)
         k_cache, v_cache, kv_layout = split_views(kv_cache, self._kind, self.num_kv_heads, self.head_size)
+        fresh = None
         if self.kv_sharing_target_layer_name is None and key is not None and value is not None:
+            fresh = key[tokens], value[tokens]
             append_paged_kv_cache(
-                key[tokens],
-                value[tokens],
+                *fresh,
                 step.batch_indices,
                 step.positions,
                 (k_cache, v_cache),
@@ -105,42 +117,56 @@ class FlashInferRocmImpl(AttentionImpl[PagedMetadata]):
                 step.kv_last_page_len,
                 kv_layout=kv_layout,
             )
-        paged_attention(
-            query[tokens],
-            (k_cache, v_cache),
-            step.qo_indptr,
-            step.kv_indptr,
-            step.kv_indices,
-            step.kv_last_page_len,
-            kv_layout=kv_layout,
-            causal=step.causal,
-            sm_scale=self.scale,
-            out=output[tokens],
-        )
+        k, v = fresh or (None, None)
+        wrapper = step.planned(self._attention)
+        wrapper.run(query[tokens], k, v, (k_cache, v_cache), sinks=self.sinks, out=output[tokens])
         return output
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Kernels are compiled and loaded now, and not when the first request arrives."""
+        """Sinks are there now. Kernels are compiled and loaded now, and not when the first request arrives."""
+        if self.sinks is not None:
+            self.sinks = self.sinks.detach().float()
         device = torch.device(current_platform.device_type)
-        _warm_up(self._kind, self.num_heads, self.num_kv_heads, self.head_size, act_dtype, device)
+        _warm_up(self._kind, dataclasses.replace(self._attention, dtype=act_dtype), self.sinks is not None, device)
 
     def do_kv_cache_update(self, *args: Any) -> None:
         """Nothing: `forward` appends, as the backend says with `forward_includes_kv_cache_update`."""
 
 
 @functools.cache
-def _warm_up(
-    kind: str, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    """One token through one page, once a process for each shape of layer."""
-    rows = 2 if kind == SHUFFLED else num_kv_heads
-    cache = torch.zeros(1, rows, 16, 2 * num_kv_heads * head_size // rows, dtype=dtype, device=device)
-    k_cache, v_cache, kv_layout = split_views(cache, kind, num_kv_heads, head_size)
-    indptr, one, zero = (torch.tensor(ids, dtype=torch.int32, device=device) for ids in ([0, 1], [1], [0]))
-    new = torch.zeros(1, num_kv_heads, head_size, dtype=dtype, device=device)
-    batch_indices, positions = get_batch_indices_positions(indptr, one, 1)
-    append_paged_kv_cache(
-        new, new, batch_indices, positions, (k_cache, v_cache), zero, indptr, one, kv_layout=kv_layout
+def _warm_up(kind: str, layer: LayerAttention, has_sinks: bool, device: torch.device) -> None:
+    """A decode, an extend and a prefill through pages of their own, once a process for each kind of layer."""
+    heads, dim, size = layer.num_kv_heads, layer.head_dim, 16
+    rows = 2 if kind == SHUFFLED else heads
+    cache = torch.zeros(4, rows, size, 2 * heads * dim // rows, dtype=layer.dtype, device=device)
+    k_cache, v_cache, kv_layout = split_views(cache, kind, heads, dim)
+    starts, lens = torch.tensor([0, 1, 3, 5], dtype=torch.int32), torch.tensor([2, size + 2, 2], dtype=torch.int32)
+    host_batch = (starts, *page_lens(lens, size))
+    batch_indices, positions = get_batch_indices_positions(starts.to(device), lens.to(device), int(starts[-1]))
+    step = PagedMetadata(
+        num_tokens=int(starts[-1]),
+        kv_indptr=host_batch[1].to(device),
+        kv_indices=torch.arange(4, dtype=torch.int32, device=device),
+        kv_last_page_len=host_batch[2].to(device),
+        batch_indices=batch_indices,
+        positions=positions,
+        host_batch=host_batch,
+        page_size=size,
+        decode_threshold=1,
+        context_tokens=size,
     )
-    query = torch.zeros(1, num_heads, head_size, dtype=dtype, device=device)
-    paged_attention(query, (k_cache, v_cache), indptr, indptr, zero, one, kv_layout=kv_layout)
+    new = torch.zeros(step.num_tokens, heads, dim, dtype=layer.dtype, device=device)
+    append_paged_kv_cache(
+        new,
+        new,
+        batch_indices,
+        positions,
+        (k_cache, v_cache),
+        step.kv_indices,
+        step.kv_indptr,
+        step.kv_last_page_len,
+        kv_layout=kv_layout,
+    )
+    query = torch.zeros(step.num_tokens, layer.num_heads, dim, dtype=layer.dtype, device=device)
+    sinks = torch.zeros(layer.num_heads, device=device) if has_sinks else None
+    step.planned(layer).run(query, new, new, (k_cache, v_cache), sinks=sinks)
