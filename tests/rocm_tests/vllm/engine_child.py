@@ -1,20 +1,42 @@
 # SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One real vLLM engine in a process of its own, which does what lines of JSON on its standard input say.
+"""Real vLLM engines in processes of their own, each of which does what lines of JSON on its connection say.
 
-Every line is answered with one line. The engine's core is in the same process, so nothing happens in it but what was
+Every line is answered with one line. An engine's core is in the same process, so nothing happens in it but what was
 asked for: a test can stop between two steps. With more than one rank the workers are processes of their own.
+
+Nearly all of an engine's start is the import of vLLM, 17 s of a core. So one process imports it, waits for connections,
+and forks an engine for each.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import importlib
 import json
 import os
+import select
+import signal
+import socket
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 import torch
+
+# What an engine would import, besides what those do.
+_IMPORTS = (
+    "flashinfer.integrations.vllm.attention.backend",
+    "flashinfer.integrations.vllm.nixl",
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.worker.cpu_worker",
+)
+# Compiled, if need be, and loaded before there are engines.
+_MODULES = ("gather", "page", "page_convert")
+_PR_SET_PDEATHSIG = 1
 
 
 class Server:
@@ -102,25 +124,82 @@ class Server:
         return {
             "refusal": worker.last_refusal,
             "peers": sorted(worker._remote_agents),
+            "asking": sorted(worker._handshake_futures),
+            "reading": sorted(worker._recving_transfers),
             "layout": self.engine.vllm_config.cache_config.kv_cache_layout,
             "kinds": [page.kind for page in worker._pages.formats.values()],
             "converted": self.converted,
         }
 
 
-def main() -> None:
-    """Serve until standard input ends."""
-    # What libraries print must not get between the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def serve(connection: TextIO, setup: dict[str, Any]) -> None:
+    """Be an engine until the connection ends."""
     torch.set_num_threads(1)
-    server = Server(json.loads(sys.argv[1]))
-    print(json.dumps("ready"), file=answers, flush=True)
-    for line in sys.stdin:
+    server = Server(setup)
+    print(json.dumps("ready"), file=connection, flush=True)
+    for line in connection:
         name, arguments = json.loads(line)
-        print(json.dumps(getattr(server, name)(**arguments)), file=answers, flush=True)
-    # Without a farewell to peers: nothing is tested behind this line.
-    os._exit(0)
+        print(json.dumps(getattr(server, name)(**arguments)), file=connection, flush=True)
+
+
+def prepare() -> None:
+    """Import and load what every engine needs."""
+    from vllm import LLM, SamplingParams  # noqa: F401
+
+    from flashinfer.jit.load import load_module
+
+    for name in _IMPORTS:
+        importlib.import_module(name)
+    for name in _MODULES:
+        load_module(importlib.import_module(f"flashinfer.backends.native.{name}").SPEC, torch.device("cpu"))
+    # Objects that stay: collections in the engines need not look at them, which would copy their pages.
+    gc.freeze()
+
+
+def fork(connection: socket.socket) -> None:
+    """An engine in a new process and session, as the connection's first line says; the parent returns at once."""
+    if os.fork():
+        return
+    # With the process that it was forked from, an engine ends too, whatever it is doing.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    stream = connection.makefile("rw")
+    order = json.loads(stream.readline())
+    os.environ.update(order["environment"])
+    # What libraries print must not get between the answers.
+    printed = os.open(order["printed"], os.O_WRONLY | os.O_APPEND)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    print(json.dumps(os.getpid()), file=stream, flush=True)
+    status = 1
+    try:
+        serve(stream, order["setup"])
+        status = 0
+    finally:
+        if status:
+            sys.excepthook(*sys.exc_info())
+        # Without a farewell to peers, and without the parent's: nothing is tested behind this line.
+        os._exit(status)
+
+
+def main() -> None:
+    """Fork engines until standard input ends."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    prepare()
+    threads = os.listdir("/proc/self/task")
+    if len(threads) != 1:
+        raise RuntimeError(f"{len(threads)} threads before the first fork, which takes only one of them along")
+    # Engines that ended are nobody's children.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listener.listen()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while listener in select.select([listener, sys.stdin], [], [])[0]:
+        connection, _ = listener.accept()
+        with connection:
+            fork(connection)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[3]
 PAGE_SIZE = 16
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-START_S, ANSWER_S = 600, 60
+# Limits for what went wrong: an idle machine needs a quarter of a minute and a second.
+START_S, ANSWER_S = 600, 300
 
 _ENVIRONMENT = {
     "FLASHINFER_VLLM_CPU": "1",
@@ -40,6 +41,7 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
 }
 
 
@@ -99,38 +101,71 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-class EngineProcess:
-    """One engine; the constructor does not wait for it."""
+class Nursery:
+    """The process that engines are forked from; the constructor does not wait for it."""
 
-    def __init__(self, model: Path, pages: str, role: str | None, port: int | None = None, **setup: Any) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._address = folder, folder / "nursery"
+        self._printed = folder / "nursery.log"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+        with self._printed.open("wb") as printed:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rocm_tests.vllm.engine_child", str(self._address)],
+                env={
+                    **environment,
+                    **_ENVIRONMENT,
+                    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path]),
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=printed,
+                start_new_session=True,
+            )
+        self._is_ready = False
+
+    def connect(self) -> socket.socket:
+        """A new engine's end of a connection, once there can be engines."""
+        if not self._is_ready:
+            assert self._process.stdout is not None
+            assert select.select([self._process.stdout], [], [], START_S)[0], f"no engines after {START_S} s"
+            said = self._process.stdout.readline()
+            assert said == b"ready\n", self._printed.read_text()[-4000:]
+            self._is_ready = True
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self._address))
+        return connection
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class EngineProcess:
+    """One engine; the constructor does not wait until it is ready."""
+
+    def __init__(
+        self, nursery: Nursery, model: Path, pages: str, role: str | None, port: int | None = None, **setup: Any
+    ) -> None:
         self.port = port or free_ports(1)[0]
         extra = {"num_threads": 0, **({"convert_kv_pages": True} if pages == "shuffled" else {})}
         if role is not None:
             setup["transfer"] = {
-                "kv_connector": "NixlConnector",
+                "kv_connector": setup.pop("connector", "NixlConnector"),
                 "kv_connector_module_path": "flashinfer.integrations.vllm.nixl",
                 "kv_role": role,
                 "kv_buffer_device": "cpu",
                 "kv_connector_extra_config": {**extra, **setup.pop("extra", {})},
             }
         setup = {"model": str(model), "enable_prefix_caching": False, **setup}
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rocm_tests.vllm.engine_child", json.dumps(setup)],
-            env={
-                **environment,
-                **_ENVIRONMENT,
-                "FLASHINFER_VLLM_PAGES": pages,
-                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.port),
-                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path]),
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.stderr,
-            text=True,
-            start_new_session=True,
-        )
+        self._connection = nursery.connect()
+        self._stream = self._connection.makefile("rw")
+        handle, name = tempfile.mkstemp(suffix=".log", dir=nursery.folder)
+        os.close(handle)
+        self._printed = Path(name)
+        environment = {"FLASHINFER_VLLM_PAGES": pages, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.port)}
+        self._say({"setup": setup, "environment": environment, "printed": name})
+        self.pid: int = self._answer(ANSWER_S)
         self._is_ready = False
 
     def ready(self) -> EngineProcess:
@@ -141,9 +176,7 @@ class EngineProcess:
 
     def ask(self, name: str, /, *, timeout: float = ANSWER_S, **arguments: Any) -> Any:
         """One call of the child's `Server`."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([name, arguments]) + "\n")
-        self.process.stdin.flush()
+        self._say([name, arguments])
         return self._answer(timeout)
 
     def run(self, name: str, prompt: list[int], count: int, transfer: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -159,32 +192,54 @@ class EngineProcess:
         assert done["transfer"], done
         return done["transfer"]
 
+    def step_until(self, condition: Callable[[], bool], *others: EngineProcess) -> None:
+        """Step, the others too, until it holds; nothing may finish here meanwhile."""
+        end = time.monotonic() + ANSWER_S
+        while not condition():
+            assert time.monotonic() < end, f"still not so after {ANSWER_S} s; {self.tail()}"
+            for engine in (self, *others):
+                finished = engine.ask("steps", seconds=0.02, names=["never"])
+                assert finished == {}, finished
+
     def stop(self) -> None:
         """The process stands still, its sockets stay open."""
-        os.killpg(self.process.pid, signal.SIGSTOP)
+        os.killpg(self.pid, signal.SIGSTOP)
+        # One thread takes the signal and stops the others. Until it has its turn, a transfer could still be served.
+        end = time.monotonic() + ANSWER_S
+        while not all(_is_stopped(task) for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            assert time.monotonic() < end, f"{self.pid} does not stop"
+            time.sleep(0.001)
 
     def resume(self) -> None:
-        os.killpg(self.process.pid, signal.SIGCONT)
+        os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, for its workers too; to be repeated without harm."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+            os.killpg(self.pid, signal.SIGKILL)
+        # The end of the connection is the end of the process, whose parent is another.
+        with contextlib.suppress(ConnectionError):
+            while select.select([self._connection], [], [], ANSWER_S)[0] and self._connection.recv(4096):
+                pass
 
     def tail(self) -> str:
-        end = self.stderr.seek(0, os.SEEK_END)
-        self.stderr.seek(max(0, end - 4000))
-        return self.stderr.read().decode("utf-8", "replace")
+        return self._printed.read_text(errors="replace")[-4000:]
+
+    def _say(self, words: Any) -> None:
+        self._stream.write(json.dumps(words) + "\n")
+        self._stream.flush()
 
     def _answer(self, timeout: float) -> Any:
-        assert self.process.stdout is not None
-        end = time.monotonic() + timeout
-        while not select.select([self.process.stdout], [], [], 0.2)[0]:
-            assert time.monotonic() < end, f"no answer in {timeout} s; {self.tail()}"
-        line = self.process.stdout.readline()
+        # One line at a time is on its way, so nothing is left in the stream's buffer.
+        assert select.select([self._connection], [], [], timeout)[0], f"no answer in {timeout} s; {self.tail()}"
+        line = self._stream.readline()
         assert line, f"the engine ended; {self.tail()}"
         return json.loads(line)
+
+
+def _is_stopped(task: Path) -> bool:
+    # Behind the name, which is in parentheses and may hold anything.
+    return (task / "stat").read_text().rpartition(") ")[2].startswith("T")
 
 
 @contextlib.contextmanager
