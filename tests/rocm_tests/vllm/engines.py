@@ -22,6 +22,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import vllm.distributed.parallel_state as parallel_state
@@ -52,6 +53,7 @@ from vllm.v1.kv_cache_interface import (
 
 from flashinfer.kv import PageFormat
 from rocm_tests.vllm.backends import PLANES, WHOLE, OtherStandard, Shuffled, SplitByToken, Standard, Undeclared, XPacked
+from rocm_tests.vllm.formats import places
 
 __all__ = [
     "DTYPE",
@@ -80,7 +82,7 @@ __all__ = [
 
 HEAD_DIM, PAGE_SIZE, LAYERS, DTYPE = 16, 16, 2, torch.bfloat16
 OURS, STOCK = "flashinfer.integrations.vllm.nixl", None
-POISON = -21555
+POISON, POISON_BYTE = -21555, -85
 # So that collecting engines does not walk over all that vLLM imported, which takes longer than a test.
 gc.freeze()
 # Below the ephemeral range, where UCX's own listeners are: vLLM waits for ever for a port that is taken.
@@ -96,8 +98,10 @@ def free_port() -> int:
 
 
 class _Layer(AttentionLayerBase):
-    def __init__(self, backend: type) -> None:
+    def __init__(self, backend: type, scales: tuple[float, float] | None) -> None:
         self.backend = backend
+        if scales is not None:
+            self._k_scale_float, self._v_scale_float = scales
 
     def get_attn_backend(self) -> type:
         return self.backend
@@ -142,6 +146,18 @@ class Setup:
     block_size: int = PAGE_SIZE
     blocks: int = 8
     enforce_hash: bool = True
+    # 8-bit floats: which of their flavours the platform has, and each layer's scales of K and V.
+    fp8: torch.dtype | None = None
+    scales: tuple[float, float] | None = None
+
+    @property
+    def bits(self) -> torch.dtype:
+        """Integers of the size of the cache's elements."""
+        return torch.int16 if self.fp8 is None else torch.int8
+
+    @property
+    def poison(self) -> int:
+        return POISON if self.fp8 is None else POISON_BYTE
 
 
 class Engine:
@@ -162,7 +178,7 @@ class Engine:
                 parallel_state._TP = types.SimpleNamespace(rank_in_group=rank, world_size=setup.tp)
                 kv_config, views = self._kv_caches()
                 with set_current_vllm_config(self.config):
-                    connector = KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, kv_config)
+                    connector = self._worker(kv_config)
                 self.workers.append(connector)
                 self.caches.append(views)
                 connector.register_kv_caches(views)
@@ -173,6 +189,13 @@ class Engine:
             os.sched_setaffinity(0, affinity)
         said = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
         self.scheduler.set_xfer_handshake_metadata_pp_aware(said)
+
+    def _worker(self, kv_config: KVCacheConfig) -> Any:
+        if self.setup.fp8 is None:
+            return KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, kv_config)
+        platform = types.SimpleNamespace(fp8_dtype=lambda: self.setup.fp8)
+        with mock.patch("flashinfer.integrations.vllm.nixl.page_mixin.current_platform", platform):
+            return KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, kv_config)
 
     def _config(self) -> VllmConfig:
         setup = self.setup
@@ -186,7 +209,7 @@ class Engine:
             model_config=ModelConfig(
                 model=model, tokenizer=model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=512, seed=0
             ),
-            cache_config=CacheConfig(block_size=setup.block_size),
+            cache_config=CacheConfig(block_size=setup.block_size, cache_dtype="auto" if setup.fp8 is None else "fp8"),
             parallel_config=ParallelConfig(tensor_parallel_size=setup.tp, distributed_executor_backend="mp"),
             scheduler_config=SchedulerConfig.default_factory(max_model_len=512, is_encoder_decoder=False),
             device_config=DeviceConfig(device="cpu"),
@@ -200,7 +223,9 @@ class Engine:
             ),
         )
         for layer in range(LAYERS):
-            config.compilation_config.static_forward_context[f"model.layers.{layer}.attn"] = _Layer(setup.backend)
+            config.compilation_config.static_forward_context[f"model.layers.{layer}.attn"] = _Layer(
+                setup.backend, setup.scales
+            )
         layout = setup.layout
         if layout is None:
             # As the engine core asks, and so through the connector's wish.
@@ -214,7 +239,10 @@ class Engine:
         layout, blocks = KVCacheLayout[self.layout], self.setup.blocks
         spec = self.setup.backend.customize_spec(
             FullAttentionSpec(
-                block_size=self.setup.block_size, num_kv_heads=self.heads, head_size=HEAD_DIM, dtype=DTYPE
+                block_size=self.setup.block_size,
+                num_kv_heads=self.heads,
+                head_size=HEAD_DIM,
+                dtype=DTYPE if self.setup.fp8 is None else torch.uint8,
             )
         )
         page = spec.page_size_bytes
@@ -233,7 +261,15 @@ class Engine:
 
     @property
     def page(self) -> PageFormat:
-        return PageFormat(self.setup.backend.kv_page_kind, DTYPE, self.heads, self.setup.block_size, HEAD_DIM)
+        kind, size = self.setup.backend.kv_page_kind, self.setup.block_size
+        if self.setup.fp8 is None:
+            return PageFormat(kind, DTYPE, self.heads, size, HEAD_DIM)
+        return PageFormat(kind, self.setup.fp8, self.heads, size, HEAD_DIM, "per_tensor")
+
+    @property
+    def places(self) -> torch.Tensor:
+        setup = self.setup
+        return places(setup.backend.kv_page_kind, self.heads, setup.block_size, HEAD_DIM, setup.bits.itemsize)
 
     def rank_heads(self, rank: int) -> slice:
         first = rank * self.setup.kv_heads // self.setup.tp
@@ -241,32 +277,32 @@ class Engine:
 
     def bits(self, rank: int, layer: int) -> torch.Tensor:
         """All pages of a layer, `[blocks, elements]`, in the order of a page's bytes whatever the layout; a copy."""
-        return self.caches[rank][self.names[layer]].view(torch.int16).flatten(1)
+        return self.caches[rank][self.names[layer]].view(self.setup.bits).flatten(1)
 
     def poison(self) -> None:
         for caches in self.caches:
             for cache in caches.values():
-                cache.view(torch.int16).fill_(POISON)
+                cache.view(self.setup.bits).fill_(self.setup.poison)
 
     def fill(self, values: torch.Tensor) -> None:
-        """Write `values`, int16 `[layers, blocks, 2, kv heads, N, D]`, as this engine's format says."""
-        places = self.page.offsets().flatten() // 2
+        """Write `values`, bits `[layers, blocks, 2, kv heads, N, D]`, as this engine's format says."""
+        places = self.places.flatten()
         for rank, caches in enumerate(self.caches):
             share = values[:, :, :, self.rank_heads(rank)]
             for layer, name in enumerate(self.names):
-                pages = torch.empty(values.size(1), places.numel(), dtype=torch.int16)
+                pages = torch.empty(values.size(1), places.numel(), dtype=self.setup.bits)
                 pages[:, places] = share[layer].flatten(1)
-                view = caches[name].view(torch.int16)
+                view = caches[name].view(self.setup.bits)
                 view.copy_(pages.view(view.shape))
 
     def read(self, blocks: Sequence[int]) -> torch.Tensor:
         """The keys and values that this engine's kernels would see, `[layers, blocks, 2, kv heads, N, D]`."""
-        offsets = self.page.offsets()
-        found = torch.empty(LAYERS, len(blocks), 2, self.setup.kv_heads, *offsets.shape[2:], dtype=torch.int16)
+        places = self.places
+        found = torch.empty(LAYERS, len(blocks), 2, self.setup.kv_heads, *places.shape[2:], dtype=self.setup.bits)
         for rank in range(self.setup.tp):
             for layer in range(LAYERS):
                 pages = self.bits(rank, layer)[list(blocks)]
-                mine = pages[:, offsets.flatten() // 2].view(len(blocks), *offsets.shape)
+                mine = pages[:, places.flatten()].view(len(blocks), *places.shape)
                 found[layer, :, :, self.rank_heads(rank)] = mine
         return found
 
@@ -325,8 +361,10 @@ def announce(prefill: Engine, request: str) -> None:
         connector.start_load_kv(None)
 
 
-def wanted(prefill: Engine, request: str, remote: Sequence[int], local: Sequence[int]) -> NixlConnectorMetadata:
-    """What the decoder's scheduler hands to its workers for a request."""
+def wanted(
+    prefill: Engine, request: str, remote: Sequence[int], local: Sequence[int], held: int = 0
+) -> NixlConnectorMetadata:
+    """What the decoder's scheduler hands to its workers for a request of whose prefix it holds `held` blocks."""
     metadata = NixlConnectorMetadata()
     parameters = {
         "remote_block_ids": (list(remote),),
@@ -336,7 +374,7 @@ def wanted(prefill: Engine, request: str, remote: Sequence[int], local: Sequence
         "remote_port": prefill.port,
         "tp_size": prefill.setup.tp,
     }
-    metadata.add_new_req_to_recv(request, (list(local),), parameters, awaiting_kvs=True)
+    metadata.add_new_req_to_recv(request, (list(local),), parameters, (held,), awaiting_kvs=True)
     return metadata
 
 
@@ -347,12 +385,13 @@ def pull(
     remote: Sequence[int] = (1, 5, 2),
     local: Sequence[int] = (4, 0, 6),
     timeout: float = 20.0,
+    held: int = 0,
 ) -> Outcome:
     """The decoder's ranks read the request's blocks, each from start to end, and the prefill sees that it was read."""
     announce(prefill, request)
     outcome = Outcome([], [], [], 0)
     for rank in range(decoder.setup.tp):
-        results = [decoder.step(rank, wanted(prefill, request, remote, local))]
+        results = [decoder.step(rank, wanted(prefill, request, remote, local, held))]
 
         def over(results: list[Any] = results, rank: int = rank) -> bool:
             if request not in results[-1].finished_recving:
@@ -457,4 +496,5 @@ def values_of(prefill: Engine, seed: int = 0) -> torch.Tensor:
     """Arbitrary keys and values for every block of an engine."""
     generator = torch.Generator().manual_seed(seed)
     shape = (LAYERS, prefill.setup.blocks, 2, prefill.setup.kv_heads, prefill.setup.block_size, HEAD_DIM)
-    return torch.randint(-30000, 30000, shape, dtype=torch.int16, generator=generator)
+    bits = torch.iinfo(prefill.setup.bits)
+    return torch.randint(bits.min, bits.max + 1, shape, dtype=prefill.setup.bits, generator=generator)

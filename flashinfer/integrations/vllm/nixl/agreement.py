@@ -5,24 +5,37 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from flashinfer.core.errors import FlashInferError
 from flashinfer.integrations.vllm.nixl.local_pages import LocalPages
-from flashinfer.kv import DEFAULT, KINDS, Convert, PageFormat, Reject, negotiate
+from flashinfer.kv import DEFAULT, EXACT, KINDS, Convert, PageFormat, Reject, negotiate
+from flashinfer.kv.format import why_not_format
+from flashinfer.kv.negotiate import FP8_NAMES
 
 # The layout in which a standard page is one run of bytes: block outside of head slots.
 WHOLE_PAGES = "LBHNC"
 
-# Bits are moved and nothing is rounded. float32 is what an engine can be held against another implementation in.
-_SCOPE = dataclasses.replace(DEFAULT, dtypes=DEFAULT.dtypes | {"float32"})
-
-_UNLIKE_SIZES = (
-    "Pages of unlike sizes are only possible between standard pages: set the same --block-size on both sides"
+# Nothing is rounded. float32 is what an engine can be held against another implementation in. Head slices are left out:
+# how many heads a rank of a peer has is known from its TP size, and its pages must say the same.
+_SCOPE = dataclasses.replace(
+    EXACT, pairs=DEFAULT.pairs, dtypes=DEFAULT.dtypes | {"float32", *FP8_NAMES}, head_pieces=False
 )
-_WIDER_PUSH = (
-    "A push into more ranks than it comes from cannot be converted: use pull mode, or a prefill TP that is at least "
-    "the decode TP"
+
+_SMALLER_HERE = (
+    "A local page must hold a whole number of the peer's: set a --block-size here that is a multiple of the peer's"
+)
+_UNLIKE_PUSH = (
+    "Pages of unlike sizes can only be pulled, for a writer pairs its own pages with smaller ones and does not say how "
+    "many it wrote: use pull mode, or the same --block-size on both sides"
+)
+_SPLIT_BLOCKS = (
+    "The peer's blocks are several pages each, and a prefix held here may end within one: set --block-size there to "
+    "the page size of its kernels, or the same page size on both sides"
+)
+_REPLICAS_PUSH = (
+    "A push does not reach every copy of a KV head: use pull mode, or a decode TP of at most the number of KV heads"
 )
 _HALVES_SENT = (
     'The prefill sends half pages, for decoders that convert: unset "convert_kv_pages" there, or use shuffled pages in '
@@ -59,6 +72,10 @@ class Peer:
         `PageAgentMetadata.page_format_version`; 0 for a stock peer.
     names, tags, block_lens
         Layer, page format and bytes of each of its regions.
+    scales
+        Scales of K and V of each region; empty if the peer states none.
+    kernel_pages
+        Pages that make one of its scheduler's blocks.
     """
 
     backend: str
@@ -69,6 +86,8 @@ class Peer:
     names: Sequence[str]
     tags: Sequence[str]
     block_lens: Sequence[int]
+    scales: Sequence[Sequence[float]] = ()
+    kernel_pages: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +118,11 @@ class Agreement:
     src: PageFormat | None = None
     dst: PageFormat | None = None
     pieces: int = 1
+
+    @property
+    def ratio(self) -> int:
+        """Pages of the peer that make one of this side."""
+        return 1 if self.src is None or self.dst is None else self.dst.page_size // self.src.page_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,15 +165,23 @@ def agree_to_receive(local: LocalPages, peer: Peer, group: Group, *, convert: bo
             _check_untagged(page, refusal)
             outcomes[None] = refusal
             continue
-        _check_block_size(page, peer, refusal)
+        _check_block_size(page, peer, group, refusal)
         expected = _at_peer(page, peer, group)
         decision = negotiate(expected, tag, convert=convert, scope=_SCOPE)
         if isinstance(decision, Reject):
             raise refusal.error("format", decision.reason)
-        _check_shares(page, expected, group, peer, refusal)
+        src = decision.plan.src if isinstance(decision, Convert) else expected
+        if src.page_size != peer.block_size:
+            raise refusal.error("format", f"The peer has {peer.block_size}-token pages, and states others")
+        _check_scales(name, src, page, peer, local, refusal)
+        _check_shares(page, src, group, peer, refusal)
+        if not group.pulls and group.tp_size > max(peer.tp_size, group.total_kv_heads):
+            raise refusal.error("tensor_parallel", _REPLICAS_PUSH)
         if isinstance(decision, Convert):
-            _check_source(decision.plan.src, name, peer, group, refusal)
-            outcomes[decision.plan.src, page] = refusal
+            if page.head_slots == 1:
+                raise refusal.error("format", "Pages are converted into pages of two slots only")
+            _check_source(src, name, peer, group, refusal)
+            outcomes[src, page] = refusal
         else:
             if page.kind == "standard" and _sends_halves(expected, name, peer):
                 raise refusal.error("layout", _HALVES_SENT)
@@ -163,7 +195,7 @@ def agree_to_receive(local: LocalPages, peer: Peer, group: Group, *, convert: bo
     src, page = outcome
     pieces = max(1, peer.tp_size // group.tp_size)
     part = dataclasses.replace(page, num_kv_heads=page.num_kv_heads // pieces)
-    return Agreement(src=dataclasses.replace(part, kind=src.kind), dst=part, pieces=pieces)
+    return Agreement(src=dataclasses.replace(src, num_kv_heads=part.num_kv_heads), dst=part, pieces=pieces)
 
 
 def agree_to_send(local: LocalPages, peer: Peer, group: Group, *, convert: bool) -> Agreement:
@@ -181,7 +213,7 @@ def agree_to_send(local: LocalPages, peer: Peer, group: Group, *, convert: bool)
         if tag is None:
             _check_untagged(page, refusal)
             continue
-        _check_block_size(page, peer, refusal)
+        _check_block_size(page, peer, group, refusal)
         ours = _at_peer(page, peer, group)
         theirs = _known(ours, tag)
         if theirs is None:
@@ -190,13 +222,9 @@ def agree_to_send(local: LocalPages, peer: Peer, group: Group, *, convert: bool)
         decision = negotiate(theirs, ours.tag, convert=convert, scope=_SCOPE)
         if isinstance(decision, Reject):
             raise refusal.error("format", decision.reason)
+        _check_scales(name, ours, theirs, peer, local, refusal, sends=True)
         _check_shares(page, ours, group, peer, refusal)
-        if isinstance(decision, Convert):
-            if peer.block_size != page.page_size:
-                raise refusal.error("block_size", _UNLIKE_SIZES)
-            if group.tp_size < peer.tp_size:
-                raise refusal.error("tensor_parallel", _WIDER_PUSH)
-        elif convert and page.kind == "standard":
+        if not isinstance(decision, Convert) and convert and page.kind == "standard":
             raise refusal.error("layout", _HALVES_SENT)
     return Agreement()
 
@@ -229,10 +257,40 @@ def _check_untagged(page: PageFormat, refusal: _Refusal) -> None:
         raise refusal.error("no_tag", decision.reason)
 
 
-def _check_block_size(page: PageFormat, peer: Peer, refusal: _Refusal) -> None:
-    """A page of two slots is not two smaller pages one after the other."""
-    if page.head_slots == 2 and peer.block_size != page.page_size:
-        raise refusal.error("block_size", _UNLIKE_SIZES)
+def _check_block_size(page: PageFormat, peer: Peer, group: Group, refusal: _Refusal) -> None:
+    if peer.block_size == page.page_size:
+        return
+    if not group.pulls:
+        raise refusal.error("block_size", _UNLIKE_PUSH)
+    if page.page_size % peer.block_size:
+        raise refusal.error("block_size", _SMALLER_HERE)
+    if page.head_slots == 2 and peer.kernel_pages != 1:
+        raise refusal.error("block_size", _SPLIT_BLOCKS)
+
+
+def _check_scales(
+    name: str, src: PageFormat, dst: PageFormat, peer: Peer, local: LocalPages, refusal: _Refusal, sends: bool = False
+) -> None:
+    """Scales are no part of a page, and nobody sends them: both sides must have read the same ones."""
+    if dst.scale_mode is None:
+        return
+    # Loads the ops, which a pair of unquantised engines needs not before it converts.
+    from flashinfer.kv import scale_factor
+
+    factor = scale_factor(src, dst)
+    ours = tuple(local.scales.get(name, ()))
+    for other, scales in zip(peer.names, peer.scales, strict=False):
+        if other != name:
+            continue
+        sent, received = (ours, tuple(scales)) if sends else (tuple(scales), ours)
+        if ours and tuple(factor * scale for scale in sent) == received:
+            return
+        raise refusal.error(
+            "scales",
+            f"Scales of K and V in layer {name} are {list(scales)} at the peer and {list(ours)} here, and a received "
+            f"page needs {factor} times the sender's: serve a checkpoint that brings KV scales on both sides",
+        )
+    raise refusal.error("scales", f"The peer states no scales of K and V for layer {name}: use one release")
 
 
 def _at_peer(page: PageFormat, peer: Peer, group: Group) -> PageFormat:
@@ -242,11 +300,10 @@ def _at_peer(page: PageFormat, peer: Peer, group: Group) -> PageFormat:
 
 
 def _known(ours: PageFormat, tag: str) -> PageFormat | None:
-    for kind in KINDS:
+    for kind, dtype in itertools.product(KINDS, FP8_NAMES if ours.dtype in FP8_NAMES else (ours.dtype,)):
         # Pages too small for the vectors of a kind have no such format, and so no peer has.
-        vectors = ours.page_size % ours.x == 0 and ours.head_dim % ours.x == 0
-        if kind in ("standard", "split_hnd", "split_nhd") or vectors:
-            theirs = dataclasses.replace(ours, kind=kind)
+        if why_not_format(kind, ours.element_size, ours.page_size, ours.head_dim) is None:
+            theirs = dataclasses.replace(ours, kind=kind, dtype=dtype)
             if theirs.tag == tag:
                 return theirs
     return None
@@ -294,45 +351,17 @@ def _lengths(name: str, peer: Peer) -> list[int]:
 def _check_source(src: PageFormat, name: str, peer: Peer, group: Group, refusal: _Refusal) -> None:
     """A page to convert is read in two halves: it is one run of bytes, or where it is sent two halves already."""
     lengths = _lengths(name, peer)
-    if group.pulls:
-        if peer.layout != WHOLE_PAGES or lengths != [src.page_bytes]:
-            raise refusal.error(
-                "layout",
-                f"Pages can be converted only if each is one run of bytes, got regions of {lengths} bytes: set "
-                f"VLLM_KV_CACHE_LAYOUT={WHOLE_PAGES} at the peer",
-            )
-    elif lengths != [src.half_bytes] * 2:
+    if lengths == [src.half_bytes] * 2 and (src.head_slots == 2 or not group.pulls):
+        return
+    if not group.pulls:
         raise refusal.error(
             "layout",
             'In push mode both sides must set "convert_kv_pages": true, so that the peer sends half pages, got regions '
             f"of {lengths} bytes",
         )
-    elif peer.tp_size < group.tp_size:
-        raise refusal.error("tensor_parallel", _WIDER_PUSH)
-
-
-def regions_in_halves(
-    bases: Sequence[int], pages: Sequence[PageFormat], own: Sequence[PageFormat], first_slice: int
-) -> tuple[list[int], list[int]]:
-    """Addresses and lengths that present each whole page of a peer as two regions.
-
-    vLLM adds `first_slice` local regions to an address, to find this rank's share of a peer's region. But shares of a
-    standard page lie a whole local page apart and not half of one: the other half is added here.
-
-    Parameters
-    ----------
-    bases, pages
-        The peer's regions and what they hold.
-    own
-        This rank's formats of the same layers.
-    first_slice
-        Where this rank's share begins, in shares.
-    """
-    addresses: list[int] = []
-    lengths: list[int] = []
-    for base, page, local in zip(bases, pages, own, strict=True):
-        share = base + first_slice * local.half_bytes
-        # Of the finer side: either this rank reads a part of the page, or the page is a part of this rank's.
-        addresses += [share, share + min(page.half_bytes, local.half_bytes)]
-        lengths += [page.half_bytes] * 2
-    return addresses, lengths
+    if peer.layout != WHOLE_PAGES or lengths != [src.page_bytes]:
+        raise refusal.error(
+            "layout",
+            f"Pages can be converted only if each is one run of bytes, got regions of {lengths} bytes: set "
+            f"VLLM_KV_CACHE_LAYOUT={WHOLE_PAGES} at the peer",
+        )

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import Nix
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker import NixlPushConnectorWorker
 
+from flashinfer.integrations.vllm.nixl import internals
 from flashinfer.integrations.vllm.nixl.layout import backend_chooses
 from flashinfer.integrations.vllm.nixl.page_mixin import PageFormatMixin
 from flashinfer.integrations.vllm.nixl.stats import PagePromMetrics, PageStats
@@ -20,9 +21,18 @@ from flashinfer.integrations.vllm.nixl.stats import PagePromMetrics, PageStats
 class PagePullWorker(PageFormatMixin, NixlPullConnectorWorker):
     """Reads pages of a peer."""
 
+    _STOCK = NixlPullConnectorWorker
+    _LEANED_ON = internals.METHODS | internals.PULL_METHODS
+
+    def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
+        self._align_pages(meta)
+        super()._read_blocks_for_req(req_id, meta)
+
 
 class PagePushWorker(PageFormatMixin, NixlPushConnectorWorker):
     """Writes pages into a peer, or is written to."""
+
+    _STOCK = NixlPushConnectorWorker
 
 
 class _PageConnector:

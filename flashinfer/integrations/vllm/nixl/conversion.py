@@ -1,22 +1,26 @@
 # SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions of received pages, beside the engine's steps."""
+"""Conversions of received pages: beside the engine's steps on `flashinfer.kv.ConversionQueue`, or in them."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from flashinfer.core.errors import InvalidArgumentError
-from flashinfer.kv import PageFormat, convert_kv_pages
+from flashinfer.integrations.vllm.nixl.agreement import Agreement
+from flashinfer.kv import ConversionHandle, ConversionQueue, PageConverter
 
-Planes = Sequence[tuple[torch.Tensor, torch.Tensor]]
+Planes = list[tuple[torch.Tensor, torch.Tensor]]
 
 KNOB = "convert_kv_pages"
+
+# What goes wrong with one request's pages, or its launch, is that request's failure. Anything else is a defect.
+_ERRORS = (IndexError, RuntimeError, ValueError)
 
 
 def knob(value: object) -> bool | str:
@@ -30,13 +34,23 @@ def knob(value: object) -> bool | str:
 
 @dataclasses.dataclass
 class Conversion:
-    """One request's pages on their way to another format."""
+    """One request's pages on their way to another format.
+
+    Parameters
+    ----------
+    pages, page_bytes
+        How many pages of all layers, and their bytes.
+    handle
+        Of the queue; None if the conversion ended at once.
+    failure
+        What went wrong before anything was queued, or in the step.
+    """
 
     pages: int
     page_bytes: int
-    future: Future[torch.cuda.Event | None]
+    handle: ConversionHandle | None = None
+    failure: BaseException | None = None
     started: float = dataclasses.field(default_factory=time.perf_counter)
-
     ended: float = 0.0
 
     @property
@@ -46,28 +60,22 @@ class Conversion:
 
     def done(self) -> bool:
         """Whether it has ended, well or not; never waits."""
-        if not self.future.done():
+        if self.handle is not None and not self.handle.done():
             return False
-        if self.future.exception() is None:
-            event = self.future.result()
-            if event is not None and not event.query():
-                return False
         self.ended = self.ended or time.perf_counter()
         return True
 
     def wait(self) -> None:
         """Return when it has ended, well or not."""
-        if self.future.exception() is None:
-            event = self.future.result()
-            if event is not None:
-                event.synchronize()
+        if self.handle is not None:
+            self.handle.wait()
 
     def error(self) -> BaseException | None:
         """What went wrong in a conversion that is done."""
-        return self.future.exception()
+        return self.failure if self.handle is None else self.handle.exception()
 
 
-def planes_of(caches: Sequence[torch.Tensor], pieces: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def planes_of(caches: Sequence[torch.Tensor], pieces: int) -> Planes:
     """K plane and V plane of each piece of each layer.
 
     Parameters
@@ -86,56 +94,95 @@ def planes_of(caches: Sequence[torch.Tensor], pieces: int) -> list[tuple[torch.T
     return pairs
 
 
-class ConversionQueue:
-    """Runs conversions in order, one after the other, on a thread of its own and, on a GPU, on a side stream.
+class Conversions:
+    """Conversions in one engine's caches, for as many pairs of formats as its peers need.
 
     Parameters
     ----------
-    device
-        Where the pages are.
+    caches
+        vLLM's view of each layer's cache, two slots to a page; they keep their memory.
+    page_bytes
+        Bytes of one page of all layers.
     in_step
-        Convert on the stream of the caller and before it goes on, instead.
+        Convert on the stream of the caller and before it goes on, instead of beside it.
     """
 
-    def __init__(self, device: torch.device, *, in_step: bool) -> None:
-        self._device = device
-        self._in_step = in_step
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flashinfer-convert")
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" and not in_step else None
+    def __init__(self, caches: Sequence[torch.Tensor], page_bytes: int, *, in_step: bool) -> None:
+        self._caches, self._page_bytes, self._in_step = list(caches), page_bytes, in_step
+        self._device = self._caches[0].device
+        # One for all queues: requests then end in the order in which they arrived.
+        self._side = torch.cuda.Stream(self._device) if self._device.type == "cuda" and not in_step else None
+        self.by_agreement: dict[Agreement, tuple[Planes, ConversionQueue | PageConverter]] = {}
 
-    def start(
-        self, planes: Planes, block_ids: Sequence[int], src: PageFormat, dst: PageFormat, page_bytes: int
-    ) -> Conversion:
-        """Convert the listed pages of all layers in one call."""
-        stream = self._side
-        if self._in_step and self._device.type == "cuda":
-            stream = torch.cuda.current_stream(self._device)
-        future = self._thread.submit(self._run, stream, planes, list(block_ids), src, dst)
-        conversion = Conversion(len(block_ids), page_bytes, future)
-        if self._in_step or not block_ids:
-            # The launch is what has to come before the step's next kernel; stream order does the rest.
-            future.exception()
+    def prepare(self, agreement: Agreement) -> None:
+        """Look at the planes once, and compile and load the kernel now, and not when a request has arrived.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the caches cannot be converted so.
+        """
+        if agreement in self.by_agreement or agreement.src is None or agreement.dst is None:
+            return
+        planes = planes_of(self._caches, agreement.pieces)
+        # On vLLM's handshake thread nobody has chosen a device.
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
+            if not self._in_step:
+                queue = ConversionQueue(planes, agreement.src, agreement.dst, stream=self._side)
+                self.by_agreement[agreement] = planes, queue
+                return
+            converter = PageConverter(planes, agreement.src, agreement.dst)
+            converter(torch.empty(0, dtype=torch.int64, device=self._device))
+        self.by_agreement[agreement] = planes, converter
+
+    def start(self, agreement: Agreement, pages: Sequence[tuple[int, int]]) -> Conversion:
+        """Convert pages of all layers.
+
+        Parameters
+        ----------
+        agreement
+            One that was prepared.
+        pages
+            Ids, and how many of the peer's pages arrived in each. Where there are fewer than make a page, the rest is
+            cleared: vLLM left that to whoever fills the page.
+        """
+        planes, converter = self.by_agreement[agreement]
+        ids = [page for page, _ in pages]
+        conversion = Conversion(len(ids), len(ids) * self._page_bytes)
+        try:
+            with torch.cuda.stream(self._side):
+                _clear(agreement, planes, pages)
+            if isinstance(converter, ConversionQueue):
+                conversion.handle = converter.submit(ids)
+            else:
+                # Stream order puts it before whatever the step launches next.
+                converter(self._ids(ids))
+        except _ERRORS as error:
+            conversion.failure = error
         return conversion
 
-    def _run(
-        self, stream: torch.cuda.Stream | None, planes: Planes, block_ids: list[int], src: PageFormat, dst: PageFormat
-    ) -> torch.cuda.Event | None:
-        if stream is None:
-            convert_kv_pages(planes, torch.tensor(block_ids, dtype=torch.int32), src, dst)
-            return None
-        with torch.cuda.stream(stream):
-            ids = torch.tensor(block_ids, dtype=torch.int32, device=self._device)
-            convert_kv_pages(planes, ids, src, dst)
-            # Freed on another thread than the one that reads it: the allocator must know of the stream.
-            ids.record_stream(stream)
-            if self._in_step:
-                return None
-            event = torch.cuda.Event()
-            event.record(stream)
-            return event
+    def _ids(self, ids: list[int]) -> torch.Tensor:
+        on_gpu = self._device.type == "cuda"
+        return torch.tensor(ids, dtype=torch.int64, pin_memory=on_gpu).to(self._device, non_blocking=True)
 
     def close(self) -> None:
         """Return when nothing is being converted any more; the pages may then be freed. May be called again."""
-        self._thread.shutdown(wait=True)
-        if self._side is not None:
-            self._side.synchronize()
+        for _, converter in list(self.by_agreement.values()):
+            if isinstance(converter, ConversionQueue):
+                converter.close()
+
+
+def _clear(agreement: Agreement, planes: Planes, pages: Sequence[tuple[int, int]]) -> None:
+    """Zero what no page of the peer fills, in its order: then it is one run of bytes."""
+    rest = []
+    for page, filled in pages:
+        if filled == agreement.ratio:
+            continue
+        for first, second in planes:
+            half = first.shape[1]
+            begin = 2 * half * filled // agreement.ratio
+            rest += [first[page, min(begin, half) :], second[page, max(0, begin - half) :]]
+    rest = [part for part in rest if part.numel()]
+    if rest:
+        # In one launch for all layers.
+        torch._foreach_zero_(rest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from flashinfer.core.errors import BackendUnavailableError
 
@@ -36,9 +36,15 @@ METHODS = {
     "_validate_remote_agent_handshake": ("nixl_agent_meta", "remote_tp_size", "remote_dcp_size"),
     "_build_fa_local": ("base_addresses", "block_size_ratio"),
     "_build_fa_remote": ("plan", "nixl_agent_meta", "block_size_ratio"),
+    "_build_local_splits_from_plan": ("plan", "src_blocks_data", "num_fa_descs", "block_size_ratio"),
+    "get_mapped_blocks": ("block_ids", "block_size_ratio"),
+    "post_process_device_kv_on_receive": ("block_size_ratio", "block_ids_list", "convert"),
     "_pop_done_transfers": ("transfers",),
     "_cleanup_remote_engine": ("engine_id", "log_eviction"),
 }
+
+# ... and those of the worker that pulls.
+PULL_METHODS = {"_read_blocks_for_req": ("req_id", "meta")}
 
 METADATA_FIELDS = (
     "engine_id",
@@ -48,6 +54,7 @@ METADATA_FIELDS = (
     "block_strides",
     "kv_cache_layout",
     "block_size",
+    "physical_blocks_per_logical_kv_block",
     "attn_backend_name",
     "region_num_blocks",
     "region_group_ids",
@@ -97,7 +104,7 @@ STATE = (
 )
 
 
-def check_release(version: str, worker: type, metadata: type) -> None:
+def check_release(version: str, worker: type, metadata: type, methods: Mapping[str, tuple[str, ...]] = METHODS) -> None:
     """Refuse a vLLM whose classes are not those that the connector was written against.
 
     Parameters
@@ -108,6 +115,8 @@ def check_release(version: str, worker: type, metadata: type) -> None:
         The stock worker class that is subclassed.
     metadata
         vLLM's `NixlAgentMetadata`.
+    methods
+        Methods of `worker`, with their parameters.
 
     Raises
     ------
@@ -115,7 +124,7 @@ def check_release(version: str, worker: type, metadata: type) -> None:
         With all that moved.
     """
     moved = [] if version.startswith(f"{TESTED}.") else [f"vllm is {version}, tested with {TESTED}"]
-    for name, parameters in METHODS.items():
+    for name, parameters in methods.items():
         method = inspect.getattr_static(worker, name, None)
         if method is None:
             moved.append(f"{worker.__name__}.{name} is gone")
@@ -138,6 +147,12 @@ def check_regions(worker: object, addresses: list[int]) -> None:
     lengths = {name: len(getattr(worker, name)) for name in REGION_LISTS} | {"kv_caches_base_addr": len(addresses)}
     if len(set(lengths.values())) != 1:
         _refuse([f"the lists of regions have unlike lengths: {lengths}"])
+
+
+def check_halves(names: Sequence[str], pages: Sequence[int]) -> None:
+    """Refuse half pages whose two regions are not neighbours, or whose layers differ in their number of pages."""
+    if names[::2] != names[1::2] or len(set(pages)) != 1:
+        _refuse([f"regions of half pages are {names} of {pages} pages"])
 
 
 def _refuse(moved: Iterable[str]) -> None:

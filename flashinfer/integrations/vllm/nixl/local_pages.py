@@ -41,10 +41,13 @@ class LocalPages:
         Layer name to format, in the order of the regions.
     backend
         Name of the attention backend.
+    scales
+        Layer name to the scales of K and V, of quantised layers.
     """
 
     formats: Mapping[str, PageFormat]
     backend: str
+    scales: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     @property
     def two_slots(self) -> bool:
@@ -118,3 +121,23 @@ def format_of(kind: str, spec: Any, page_size: int, page_bytes: int, fp8: torch.
             "pages and scales inside pages are not supported"
         )
     return page
+
+
+def scales_of(layer: Any, name: str) -> tuple[float, float]:
+    """Scales of K and V that an attention layer's kernels use, read once its weights are loaded.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the layer has not one scale for K and one for V.
+    """
+    scales = []
+    for which in ("_k_scale", "_v_scale"):
+        tensor, number = getattr(layer, which, None), getattr(layer, f"{which}_float", None)
+        if not isinstance(number, float) or (isinstance(tensor, torch.Tensor) and tensor.numel() != 1):
+            raise InvalidArgumentError(
+                f"KV pages of 8-bit floats must have one scale for K and one for V in a layer, got {which} of {name} "
+                f"as {number!r}; use a checkpoint with one scale a tensor, or vLLM's own connector"
+            )
+        scales.append(number)
+    return scales[0], scales[1]

@@ -9,7 +9,7 @@ not standard, the names of their regions carry the tag; stock compares those nam
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,10 +31,13 @@ class PageAgentMetadata(NixlAgentMetadata):
         `PAGE_METADATA_VERSION` of the sender; 0 if it says nothing about its pages.
     page_formats
         `PageFormat.tag` of each region, in the order of the regions.
+    page_scales
+        Scales of K and V of each region, in the order of the regions; empty unless pages are quantised.
     """
 
     page_format_version: int = 0
     page_formats: list[str] = dataclasses.field(default_factory=list)
+    page_scales: list[list[float]] = dataclasses.field(default_factory=list)
 
 
 def decode(data: bytes) -> PageAgentMetadata:
@@ -53,12 +56,20 @@ def encode(metadata: NixlAgentMetadata) -> bytes:
     return bytes(msgspec.msgpack.encode(metadata))
 
 
-def tagged(metadata: NixlAgentMetadata, names: Sequence[str], formats: Sequence[PageFormat]) -> PageAgentMetadata:
-    """`metadata` with the page formats of its regions, whose plain names are `names`."""
+def tagged(
+    metadata: NixlAgentMetadata,
+    names: Sequence[str],
+    formats: Sequence[PageFormat],
+    scales: Mapping[str, tuple[float, float]],
+) -> PageAgentMetadata:
+    """`metadata` with the page formats of its regions, whose plain names are `names`, and their layers' scales."""
     fields: dict[str, Any] = {f.name: getattr(metadata, f.name) for f in dataclasses.fields(NixlAgentMetadata)}
     fields["region_names"] = [_wire_name(name, page) for name, page in zip(names, formats, strict=True)]
     return PageAgentMetadata(
-        **fields, page_format_version=PAGE_METADATA_VERSION, page_formats=[page.tag for page in formats]
+        **fields,
+        page_format_version=PAGE_METADATA_VERSION,
+        page_formats=[page.tag for page in formats],
+        page_scales=[list(scales.get(name, ())) for name in names] if scales else [],
     )
 
 

@@ -32,7 +32,7 @@ from vllm.utils.network_utils import make_zmq_path, make_zmq_socket
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from flashinfer.core.errors import InvalidArgumentError
-from flashinfer.integrations.vllm.nixl import conversion, internals, local_pages, metadata
+from flashinfer.integrations.vllm.nixl import conversion, internals, landing, local_pages, metadata
 from flashinfer.integrations.vllm.nixl.agreement import (
     WHOLE_PAGES,
     Agreement,
@@ -41,16 +41,17 @@ from flashinfer.integrations.vllm.nixl.agreement import (
     Peer,
     agree_to_receive,
     agree_to_send,
-    regions_in_halves,
 )
-from flashinfer.integrations.vllm.nixl.conversion import Conversion, ConversionQueue
+from flashinfer.integrations.vllm.nixl.conversion import Conversion, Conversions
+from flashinfer.integrations.vllm.nixl.landing import regions_in_halves
+from flashinfer.integrations.vllm.nixl.landing_mixin import LandingMixin
 from flashinfer.integrations.vllm.nixl.local_pages import LocalPages
 from flashinfer.integrations.vllm.nixl.metadata import PageAgentMetadata
 from flashinfer.integrations.vllm.nixl.stats import PageStats
 from flashinfer.kv import PageFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 # Below vLLM's root, so that --log-level and VLLM_LOGGING_CONFIG hold for it.
 logger = logging.getLogger("vllm.flashinfer.nixl")
@@ -59,13 +60,16 @@ logger = logging.getLogger("vllm.flashinfer.nixl")
 _HANDSHAKE_TIMEOUT_MS = 5000
 
 
-class PageFormatMixin(NixlBaseConnectorWorker):
+class PageFormatMixin(LandingMixin):
     """In front of `NixlPullConnectorWorker` or `NixlPushConnectorWorker`."""
 
     compat_hash: str | None
+    # The class behind this one, and what of its methods is overridden or called.
+    _STOCK: type = NixlBaseConnectorWorker
+    _LEANED_ON: Mapping[str, tuple[str, ...]] = internals.METHODS
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
-        internals.check_release(vllm.__version__, NixlBaseConnectorWorker, NixlAgentMetadata)
+        internals.check_release(vllm.__version__, self._STOCK, NixlAgentMetadata, self._LEANED_ON)
         extra = vllm_config.kv_transfer_config.get_from_extra_config
         self._convert = conversion.knob(extra(conversion.KNOB, False))
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -77,7 +81,7 @@ class PageFormatMixin(NixlBaseConnectorWorker):
         # Of each peer what was agreed, and while a handshake is running what its ranks said of their pages.
         self._agreements: dict[str, Agreement] = {}
         self._said: dict[bytes, PageAgentMetadata] = {}
-        self._queue: ConversionQueue | None = None
+        self._converter: Conversions | None = None
         self._conversions: dict[str, Conversion] = {}
         # Why the latest peer was refused. vLLM has no way to hand this to a request: it is in the log, by request.
         self.last_refusal = ""
@@ -88,7 +92,7 @@ class PageFormatMixin(NixlBaseConnectorWorker):
         reason = self._why_not_model()
         if reason is not None:
             raise InvalidArgumentError(f"flashinfer's NIXL connector: {reason}; use vLLM's own connector")
-        formats = {}
+        formats, scales = {}, {}
         for name, spec in self._layer_specs.items():
             (backend,) = get_current_attn_backends(self.vllm_config, [name])[:1]
             formats[name] = local_pages.format_of(
@@ -99,7 +103,10 @@ class PageFormatMixin(NixlBaseConnectorWorker):
                 current_platform.fp8_dtype(),
                 str(self.vllm_config.cache_config.cache_dtype),
             )
-        return LocalPages(formats, self.backend_name)
+            if formats[name].scale_mode is not None:
+                layer = self.vllm_config.compilation_config.static_forward_context.get(name)
+                scales[name] = local_pages.scales_of(layer, name)
+        return LocalPages(formats, self.backend_name, scales)
 
     def _why_not_model(self) -> str | None:
         unlike = [name for name, spec in self._layer_specs.items() if type(spec) is not FullAttentionSpec]
@@ -148,6 +155,7 @@ class PageFormatMixin(NixlBaseConnectorWorker):
             self._split_regions(addresses)
             # Of half pages either layout is the same; that of whole pages is what vLLM's checks know to split by head.
             self.kv_cache_layout = WHOLE_PAGES
+            internals.check_halves(self.region_names, self.region_num_blocks)
         self._region_pages = [self._pages.formats[name] for name in self.region_names]
 
     def _split_regions(self, addresses: list[int]) -> None:
@@ -177,7 +185,9 @@ class PageFormatMixin(NixlBaseConnectorWorker):
     def _publish(self) -> None:
         payload = self.xfer_handshake_metadata
         stock = msgspec.msgpack.decode(payload.agent_metadata_bytes, type=NixlAgentMetadata)
-        payload.agent_metadata_bytes = metadata.encode(metadata.tagged(stock, self.region_names, self._region_pages))
+        payload.agent_metadata_bytes = metadata.encode(
+            metadata.tagged(stock, self.region_names, self._region_pages, self._pages.scales)
+        )
 
     # What a peer has. All of this runs on vLLM's one handshake thread.
 
@@ -275,6 +285,8 @@ class PageFormatMixin(NixlBaseConnectorWorker):
             names=metadata.plain_names(said) if len(said.page_formats) == len(said.region_names or ()) else (),
             tags=said.page_formats,
             block_lens=said.block_lens,
+            scales=said.page_scales,
+            kernel_pages=said.physical_blocks_per_logical_kv_block,
         )
         group = Group(self.transfer_tp_size, self.transfer_topo.total_num_kv_heads, self._TRANSFER_MODE == "pull")
         sends = self._TRANSFER_MODE == "push" and self.kv_transfer_config.kv_role == "kv_producer"
@@ -283,6 +295,9 @@ class PageFormatMixin(NixlBaseConnectorWorker):
             agreement = agree(self._pages, peer, group, convert=bool(self._convert))
             if self._agreements.setdefault(said.engine_id, agreement) != agreement:
                 raise PageFormatError("format", f"Ranks of peer {said.engine_id} state unlike page formats")
+            if self._converter is not None:
+                # Whatever is made at first use is made before the first request.
+                self._converter.prepare(agreement)
         except PageFormatError as error:
             self.last_refusal = str(error)
             self.xfer_stats.record_refused_peer(error.code)
@@ -291,9 +306,12 @@ class PageFormatMixin(NixlBaseConnectorWorker):
 
     def _present_halves(self, remote: NixlAgentMetadata, remote_tp_size: int) -> None:
         """Rewrite a peer's standard pages into two regions each, as this engine has them."""
-        own = [self._pages.formats[name] for name in remote.region_names]
+        own = [
+            dataclasses.replace(self._pages.formats[name], kind="standard", page_size=remote.block_size)
+            for name in remote.region_names
+        ]
         heads = max(1, self.transfer_topo.total_num_kv_heads // remote_tp_size)
-        theirs = [dataclasses.replace(page, kind="standard", num_kv_heads=heads) for page in own]
+        theirs = [dataclasses.replace(page, num_kv_heads=heads) for page in own]
         share = compute_head_offset(
             self.transfer_tp_rank, self.transfer_tp_size, remote_tp_size, self.transfer_topo.total_num_kv_heads
         )
@@ -319,25 +337,22 @@ class PageFormatMixin(NixlBaseConnectorWorker):
                 f"flashinfer's NIXL connector: caches must have {self.num_blocks} kernel blocks, got {blocks}; set "
                 "--block-size to the block size of the attention kernels"
             )
-        self._queue = ConversionQueue(caches[0].device, in_step=self._convert == "sync")
-        page = next(iter(self._pages.formats.values()))
-        # The kernel is compiled and loaded now, and not when the first request arrives.
-        nothing = self._queue.start(
-            conversion.planes_of(caches, 1), [], dataclasses.replace(page, kind="standard"), page, 0
-        )
-        error = nothing.error()
-        if error is not None:
-            raise error
+        pages = self._pages.formats.values()
+        page_bytes = sum(page.page_bytes for page in pages)
+        self._converter = Conversions(caches, page_bytes, in_step=self._convert == "sync")
+        page = next(iter(pages))
+        # What most peers need is compiled and loaded before there is one.
+        self._converter.prepare(Agreement(dataclasses.replace(page, kind="standard"), page))
 
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
-        if transfers is not self._recving_transfers or self._queue is None:
+        if transfers is not self._recving_transfers or self._converter is None:
             polled: tuple[set[str], set[str]] = super()._pop_done_transfers(transfers)
             return polled
         for req_id in self._conversions:
             transfers.pop(req_id, None)
         done, failed = super()._pop_done_transfers(transfers)
         for req_id in sorted(done - failed - self._recv_failures):
-            self._start_conversion(req_id)
+            self._start_conversion(req_id, self._converter)
         done -= self._conversions.keys()
         for req_id, running in list(self._conversions.items()):
             if not running.done():
@@ -349,19 +364,18 @@ class PageFormatMixin(NixlBaseConnectorWorker):
             self._end_conversion(req_id, running, failed)
         return done, failed
 
-    def _start_conversion(self, req_id: str) -> None:
+    def _start_conversion(self, req_id: str, converter: Conversions) -> None:
         meta = self._recving_metadata[req_id]
         agreement = self._agreements.get(meta.remote.engine_id)
-        # Just the pages that were read: those of a local prefix are not in this list.
-        block_ids = [block for group in meta.local_physical_block_ids for block in group]
-        if agreement is None or agreement.src is None or agreement.dst is None or not block_ids or self._queue is None:
+        if agreement is None or agreement.src is None:
             return
-        caches = [self.device_kv_caches[name] for name in self._pages.formats]
-        planes = conversion.planes_of(caches, agreement.pieces)
-        page_bytes = sum(page.page_bytes for page in self._pages.formats.values())
-        self._conversions[req_id] = self._queue.start(
-            planes, block_ids, agreement.src, agreement.dst, page_bytes * len(block_ids)
-        )
+        # Just the pages that were read: those of a local prefix are not in this list.
+        pages = [(page, agreement.ratio) for group in meta.local_physical_block_ids for page in group]
+        if agreement.ratio > 1:
+            groups = zip(meta.local_physical_block_ids, meta.remote.block_ids, strict=True)
+            pages = [page for local, remote in groups for page in landing.covered(local, remote, agreement.ratio)]
+        if pages:
+            self._conversions[req_id] = converter.start(agreement, pages)
 
     def _end_conversion(self, req_id: str, ended: Conversion, failed: set[str]) -> None:
         error = ended.error()
@@ -380,7 +394,7 @@ class PageFormatMixin(NixlBaseConnectorWorker):
 
     def shutdown(self) -> None:
         # vLLM may free the pages next. It calls this in __del__ too, also of a worker that its constructor refused.
-        queue = getattr(self, "_queue", None)
-        if queue is not None:
-            queue.close()
+        converter = getattr(self, "_converter", None)
+        if converter is not None:
+            converter.close()
         super().shutdown()
