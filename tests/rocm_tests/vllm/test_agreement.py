@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is agreed with a peer, without a peer; and where the halves of its pages lie."""
+"""What is agreed with a peer, without a peer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from flashinfer.integrations.vllm.nixl.agreement import (
     Peer,
     agree_to_receive,
     agree_to_send,
-    regions_in_halves,
 )
-from flashinfer.integrations.vllm.nixl.conversion import knob
 from flashinfer.integrations.vllm.nixl.local_pages import LocalPages
 from flashinfer.kv import PageFormat
 
@@ -25,15 +23,20 @@ STANDARD = PageFormat("standard", "bfloat16", 4, 16, 64)
 SHUFFLED = dataclasses.replace(STANDARD, kind="shuffled")
 
 
-def local(page: PageFormat, layers: int = 2) -> LocalPages:
-    return LocalPages({f"layer{i}": page for i in range(layers)}, "FLASH_ATTN")
+def local(page: PageFormat, layers: int = 2, scales: tuple[float, float] | None = None) -> LocalPages:
+    names = [f"layer{i}" for i in range(layers)]
+    return LocalPages(dict.fromkeys(names, page), "FLASH_ATTN", dict.fromkeys(names, scales) if scales else {})
 
 
-def peer(page: PageFormat, tp_size: int = 1, *, halves: bool = False, layers: int = 2) -> Peer:
+def peer(
+    page: PageFormat, tp_size: int = 1, *, halves: bool = False, layers: int = 2, scales: tuple[float, ...] = ()
+) -> Peer:
     regions = 2 if halves or page.head_slots == 2 else 1
     names = [f"layer{i}" for i in range(layers) for _ in range(regions)]
     lengths = [page.page_bytes // regions] * len(names)
-    return Peer("UNIFIED", tp_size, page.page_size, "LBHNC", 1, names, [page.tag] * len(names), lengths)
+    return Peer(
+        "UNIFIED", tp_size, page.page_size, "LBHNC", 1, names, [page.tag] * len(names), lengths, [scales] * len(names)
+    )
 
 
 def test_equal_pages_are_read_as_they_are() -> None:
@@ -70,17 +73,83 @@ def test_refusals_have_a_code() -> None:
     assert code(SHUFFLED, peer(STANDARD), one, convert=False) == "format"
     assert code(STANDARD, peer(SHUFFLED), one) == "format"
     assert code(SHUFFLED, peer(dataclasses.replace(SHUFFLED, page_size=32)), one) == "block_size"
+    assert code(SHUFFLED, peer(dataclasses.replace(STANDARD, page_size=32)), one) == "block_size"
+    assert code(STANDARD, peer(dataclasses.replace(STANDARD, page_size=48)), one) == "block_size"
     assert code(SHUFFLED, dataclasses.replace(peer(STANDARD), layout="LHBNC"), one) == "layout"
-    fp8 = dataclasses.replace(SHUFFLED, dtype="float8_e4m3fnuz", scale_mode="per_tensor")
-    assert code(fp8, peer(dataclasses.replace(fp8, dtype="float8_e4m3fn")), one) == "format"
-    assert code(fp8, peer(dataclasses.replace(fp8, kind="standard")), one) == "format", "fp8 is not in scope"
-    wide = dataclasses.replace(SHUFFLED, page_size=64)
-    assert code(wide, peer(dataclasses.replace(wide, kind="standard")), one) == "format", "64 tokens are not in scope"
     by_token = dataclasses.replace(SHUFFLED, kind="split_nhd")
     half = dataclasses.replace(by_token, num_kv_heads=2)
     assert code(half, peer(by_token), Group(2, 4)) == "tensor_parallel"
     one_head = dataclasses.replace(SHUFFLED, num_kv_heads=1)
     assert code(one_head, peer(one_head, 8), Group(4, 4)) == "tensor_parallel"
+
+
+def test_a_page_of_several_small_ones() -> None:
+    large = dataclasses.replace(SHUFFLED, page_size=64)
+    for small in (STANDARD, SHUFFLED):
+        agreement = agree_to_receive(local(large), peer(small), Group(1, 4), convert=True)
+        assert agreement == Agreement(small, large)
+        assert agreement.ratio == 4
+    piece = dataclasses.replace(STANDARD, num_kv_heads=1)
+    agreement = agree_to_receive(local(large), peer(piece, 4), Group(1, 4), convert=True)
+    assert agreement == Agreement(piece, dataclasses.replace(large, num_kv_heads=1), 4)
+    share = dataclasses.replace(large, num_kv_heads=1)
+    agreement = agree_to_receive(local(share), peer(STANDARD), Group(4, 4), convert=True)
+    assert agreement == Agreement(piece, share)
+    # A page that is its peer's, but for the flavour of its numbers, is converted where it is.
+    assert agree_to_receive(local(large), peer(large), Group(1, 4), convert=True).ratio == 1
+
+
+def test_small_pages_are_refused_where_they_cannot_be_paired() -> None:
+    large = dataclasses.replace(SHUFFLED, page_size=32)
+    one = Group(1, 4)
+    assert code(large, peer(STANDARD), one, convert=False) == "format"
+    assert code(large, dataclasses.replace(peer(STANDARD), block_size=8), one) == "format", "the tag says 16"
+    assert code(large, dataclasses.replace(peer(STANDARD), kernel_pages=2), one) == "block_size"
+    assert code(large, peer(STANDARD, halves=True), one) == "layout", "halves are what a push sends"
+    pushed = Group(1, 4, pulls=False)
+    for page in (large, dataclasses.replace(STANDARD, page_size=32)):
+        assert code(page, peer(STANDARD, halves=True), pushed) == "block_size"
+        assert code(page, peer(STANDARD), pushed, send=True) == "block_size"
+
+
+OCP = dataclasses.replace(SHUFFLED, dtype="float8_e4m3fn", scale_mode="per_tensor")
+FNUZ = dataclasses.replace(OCP, dtype="float8_e4m3fnuz")
+
+
+def test_scales_must_mean_the_same() -> None:
+    one, scales, twice = Group(1, 4), (0.25, 3.0), (0.5, 6.0)
+    standard = dataclasses.replace(OCP, kind="standard")
+    for ours, theirs, here in ((OCP, standard, scales), (FNUZ, standard, twice), (FNUZ, OCP, twice)):
+        agreement = agree_to_receive(local(ours, scales=here), peer(theirs, scales=scales), one, convert=True)
+        assert agreement == Agreement(theirs, ours)
+        sends = agree_to_send(local(theirs, scales=scales), peer(ours, scales=here), one, convert=True)
+        assert sends == Agreement()
+    assert agree_to_receive(local(OCP, scales=scales), peer(OCP, scales=scales), one, convert=False) == Agreement()
+    for ours, here, theirs, there in (
+        (OCP, scales, OCP, twice),
+        (OCP, scales, standard, (0.25, 3.5)),
+        (FNUZ, scales, standard, scales),
+        (OCP, scales, standard, ()),
+        (OCP, None, standard, ()),
+    ):
+        mine, other = local(ours, scales=here), peer(theirs, scales=there)
+        with pytest.raises(PageFormatError) as caught:
+            agree_to_receive(mine, other, one, convert=True)
+        assert caught.value.code == "scales"
+    with pytest.raises(PageFormatError, match="values is not in scope"):
+        agree_to_receive(
+            local(OCP, scales=scales), peer(dataclasses.replace(FNUZ, kind="standard"), scales=twice), one, convert=True
+        )
+    with pytest.raises(PageFormatError) as caught:
+        agree_to_send(local(standard, scales=scales), peer(FNUZ, scales=scales), one, convert=True)
+    assert caught.value.code == "scales"
+
+
+def test_a_push_reaches_every_copy_of_a_head_or_none() -> None:
+    heads = dataclasses.replace(SHUFFLED, num_kv_heads=1)
+    one_rank = peer(dataclasses.replace(STANDARD, num_kv_heads=2), halves=True)
+    assert code(heads, one_rank, Group(4, 2, pulls=False)) == "tensor_parallel"
+    assert agree_to_receive(local(heads), one_rank, Group(2, 2, pulls=False), convert=True).pieces == 1
 
 
 def test_layers_must_have_one_outcome() -> None:
@@ -99,31 +168,7 @@ def test_a_sender_checks_what_the_receiver_will_do() -> None:
     assert code(STANDARD, peer(STANDARD), one, send=True) == "layout"
     assert code(SHUFFLED, dataclasses.replace(peer(SHUFFLED), version=0), one, send=True) == "no_tag"
     ranks = peer(dataclasses.replace(SHUFFLED, num_kv_heads=2), 2)
-    assert code(STANDARD, ranks, one, send=True) == "tensor_parallel"
+    assert agree_to_send(local(STANDARD), ranks, one, convert=True) == Agreement()
+    assert code(STANDARD, peer(dataclasses.replace(SHUFFLED, num_kv_heads=1), 8), one, send=True) == "tensor_parallel"
     larger = dataclasses.replace(SHUFFLED, page_size=32)
     assert code(dataclasses.replace(larger, kind="standard"), peer(SHUFFLED), one, send=True) == "block_size"
-
-
-@pytest.mark.parametrize("share", [0, 1, 3])
-def test_halves_of_a_share_of_a_page(share: int) -> None:
-    """A peer with all 4 heads, a rank with one: after vLLM's own shift the halves are those of that head's bytes."""
-    mine = dataclasses.replace(SHUFFLED, num_kv_heads=1)
-    addresses, lengths = regions_in_halves([1 << 20], [STANDARD], [mine], share)
-    ((start, size),) = STANDARD.head_ranges(share, 1)
-    shifted = [address + share * mine.half_bytes - (1 << 20) for address in addresses]
-    assert shifted == [start, start + size // 2]
-    assert lengths == [STANDARD.half_bytes] * 2
-
-
-def test_halves_of_a_page_that_is_a_piece() -> None:
-    piece = dataclasses.replace(STANDARD, num_kv_heads=2)
-    addresses, lengths = regions_in_halves([0, 1 << 20], [piece] * 2, [SHUFFLED] * 2, 0)
-    assert addresses == [0, piece.half_bytes, 1 << 20, (1 << 20) + piece.half_bytes]
-    assert lengths == [piece.half_bytes] * 4
-
-
-def test_the_knob_takes_three_values() -> None:
-    assert [knob(value) for value in (True, False, "sync")] == [True, False, "sync"]
-    for value in (1, 0, "true", None, "async"):
-        with pytest.raises(ValueError, match='"convert_kv_pages" must be true, false or "sync"'):
-            knob(value)

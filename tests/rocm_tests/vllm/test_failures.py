@@ -32,18 +32,19 @@ class Gate:
 
     def __init__(self, decoder: Any, monkeypatch: pytest.MonkeyPatch, fail_on: int | None = None) -> None:
         self.opened, self.entered, self.seen = threading.Event(), threading.Event(), []
-        queue = decoder.worker()._queue
-        run = queue._run
+        # The one that was made ready when the engine started, for the pages that most peers have.
+        ((_, queue),) = decoder.worker()._converter.by_agreement.values()
+        convert = queue._pool.convert
 
-        def gated(stream: Any, planes: Any, block_ids: list[int], *rest: Any) -> Any:
+        def gated(block_ids: torch.Tensor) -> None:
             self.entered.set()
             assert self.opened.wait(30)
-            self.seen.append(block_ids)
-            if fail_on in block_ids:
+            self.seen.append(block_ids.tolist())
+            if fail_on in self.seen[-1]:
                 raise RuntimeError("the converter broke")
-            return run(stream, planes, block_ids, *rest)
+            convert(block_ids)
 
-        monkeypatch.setattr(queue, "_run", gated)
+        monkeypatch.setattr(queue._pool, "convert", gated)
 
 
 def test_a_request_is_received_when_it_is_converted_and_once(
@@ -133,6 +134,121 @@ def test_shutdown_waits_for_the_converter(engines: Any, pair: Any, monkeypatch: 
     decoder.workers[0].shutdown()
     assert gate.seen == [list(LOCAL)]
     assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+
+
+@pytest.mark.parametrize("what", ["abort", "preemption"])
+def test_what_the_scheduler_does_to_a_request_does_not_disturb_its_conversion(
+    engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """known fault 43: its blocks are handed out again only after the report, so that comes late, once, and true."""
+    prefill, decoder, values = pair
+    gate = Gate(decoder, monkeypatch)
+    engines.announce(prefill, "gone")
+    decoder.step(0, engines.wanted(prefill, "gone", REMOTE, LOCAL))
+    assert engines.until(lambda: bool(decoder.step(0)) and gate.entered.is_set())
+    told = engines.wanted(prefill, "next", (3,), (9,))
+    if what == "abort":
+        told.reqs_not_processed = {"gone"}
+    else:
+        decoder.workers[0].handle_preemptions(told)
+    engines.announce(prefill, "next")
+    results = [decoder.step(0, told)] + [decoder.step(0) for _ in range(20)]
+    assert not any(result.finished_recving for result in results)
+    assert "gone" in decoder.worker()._recving_transfers
+    gate.opened.set()
+    done: list[str] = []
+    assert engines.until(lambda: len(done.extend(decoder.step(0).finished_recving) or done) == 2)
+    assert sorted(done) == ["gone", "next"]
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+    assert torch.equal(decoder.read((9,)), values[:, [3]])
+    assert not decoder.worker()._conversions
+
+
+def test_caches_that_are_put_away_are_converted_first(engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleep mode takes the memory, which a conversion must not write to any more."""
+    prefill, decoder, values = pair
+    gate = Gate(decoder, monkeypatch)
+    engines.announce(prefill, "slow")
+    decoder.step(0, engines.wanted(prefill, "slow", REMOTE, LOCAL))
+    assert engines.until(lambda: bool(decoder.step(0)) and gate.entered.is_set())
+    threading.Timer(0.2, gate.opened.set).start()
+    worker = decoder.worker()
+    monkeypatch.setattr(worker, "_recving_transfers", {})
+    worker.unregister_kv_caches()
+    assert gate.seen == [list(LOCAL)]
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+
+
+def test_a_pool_that_is_gone_fails_its_request(engines: Any, pair: Any) -> None:
+    """The queue looks at its memory before each request; a kernel would follow a pointer to nowhere."""
+    from flashinfer.core.errors import PoolLostError
+
+    prefill, decoder, _ = pair
+    ((_, queue),) = decoder.worker()._converter.by_agreement.values()
+    pool, said = queue._pool, []
+    decoder.worker()._log_failure = lambda **fields: said.append(fields)
+    pool._addresses[0] += 16
+    assert engines.pull(prefill, decoder, "lost").refused
+    pool._addresses[0] -= 16
+    (fields,) = said
+    assert fields["failure_type"] == "page_conversion_failed"
+    assert isinstance(fields["error"], PoolLostError)
+    assert engines.pull(prefill, decoder, "found").arrived
+
+
+@pytest.mark.parametrize("local", [(4, 0, 99), (4, 0, 4)], ids=str)
+def test_ids_that_no_page_has_fail_their_request(engines: Any, pair: Any, local: tuple[int, ...]) -> None:
+    prefill, decoder, values = pair
+    worker = decoder.worker()
+    converter = worker._converter
+    start = converter.start
+    converter.start = lambda agreement, pages: start(agreement, [(page, 1) for page in local])
+    outcome = engines.pull(prefill, decoder, "broken")
+    assert outcome.refused
+    assert outcome.bad_blocks == [set(LOCAL)]
+    converter.start = start
+    assert engines.pull(prefill, decoder, "good").arrived
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+
+
+def test_a_converter_that_breaks_in_the_step_fails_its_request(engines: Any, fleet: Any, pair: Any) -> None:
+    """known fault 42, on the path that has no thread and no handle."""
+    prefill, _, values = pair
+    decoder = fleet.get(engines.Setup(backend=engines.Shuffled, convert="sync", layout=engines.WHOLE, blocks=16))
+    decoder.poison()
+    by_agreement = decoder.worker()._converter.by_agreement
+    ((agreement, (planes, converter)),) = by_agreement.items()
+
+    def breaks(block_ids: torch.Tensor) -> None:
+        raise RuntimeError("the converter broke")
+
+    by_agreement[agreement] = planes, breaks
+    outcome = engines.pull(prefill, decoder, "broken", remote=(3, 4), local=(9, 10))
+    assert outcome.refused
+    assert outcome.bad_blocks == [{9, 10}]
+    by_agreement[agreement] = planes, converter
+    assert engines.pull(prefill, decoder, "good").arrived
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+
+
+def test_caches_that_cannot_be_converted_refuse_the_peer(
+    engines: Any, fleet: Any, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a peer needs is made ready in the handshake, and there it fails: before anything is built for the peer."""
+    from flashinfer.core.errors import InvalidArgumentError
+    from flashinfer.integrations.vllm.nixl import conversion
+
+    _, decoder, _ = pair
+    wide = fleet.get(engines.Setup(role="kv_producer", tp=2))
+
+    def unfit(*args: Any, **kwargs: Any) -> None:
+        raise InvalidArgumentError("planes must fit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion, "ConversionQueue", unfit)
+        assert engines.pull(wide, decoder, "early").refused
+    assert wide.id not in decoder.worker().dst_num_blocks
+    assert engines.pull(wide, decoder, "late").arrived
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from rocm_tests.vllm.formats import joined
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 REMOTE, LOCAL = (1, 5, 2), (4, 0, 6)
@@ -67,9 +69,24 @@ def test_stock_takes_two_small_pages_for_one_of_two_slots(engines: Any, fleet: A
     )
     assert outcome.arrived, "stock now refuses this pair"
     # Two pages of 16 tokens, one after the other, are what the 32-token page has to hold.
-    joined = sent.unflatten(1, (2, 2)).movedim(2, 4).flatten(4, 5)
-    assert seen.shape == joined.shape
-    assert not torch.equal(seen, joined), "stock now reads this pair right"
+    assert not torch.equal(seen, joined(sent, 2, 2)), "stock now reads this pair right"
+
+
+def test_stock_pairs_small_pages_from_the_end(engines: Any, fleet: Any) -> None:
+    """The decoder holds the first of three pages, and the prefill has five half as large, as a prompt often ends.
+
+    What is missing of the last page is not known when the rest of the prompt is paired, and moves it by one small page.
+    """
+    stock = engines.Setup(module=engines.STOCK)
+    p, d = (
+        fleet.get(dataclasses.replace(stock, role="kv_producer")),
+        fleet.get(dataclasses.replace(stock, block_size=32)),
+    )
+    values, remote, local = engines.values_of(p), (1, 5, 2, 3, 0), (0, 6)
+    p.fill(values)
+    d.poison()
+    assert engines.pull(p, d, fleet.request(), remote, local, held=1).arrived, "stock now refuses this"
+    assert not torch.equal(d.read(local), joined(values[:, list(remote)], 2, 3)[:, 1:]), "stock now reads this right"
 
 
 def test_stock_reads_standard_pages_of_unlike_sizes(engines: Any, fleet: Any) -> None:
@@ -80,7 +97,7 @@ def test_stock_reads_standard_pages_of_unlike_sizes(engines: Any, fleet: Any) ->
             engines, fleet, base, dataclasses.replace(base, block_size=32), local=(4, 0), remote=(1, 5, 2, 3)
         )
         assert outcome.arrived
-        assert torch.equal(seen, sent.unflatten(1, (2, 2)).movedim(2, 4).flatten(4, 5))
+        assert torch.equal(seen, joined(sent, 2, 2))
 
 
 @pytest.mark.parametrize("tp", [(1, 1), (1, 2), (2, 1)], ids=str)
