@@ -118,14 +118,18 @@ def test_halves_of_a_page_that_is_a_piece() -> None:
 
 
 @pytest.mark.parametrize("in_step", [False, True])
-@pytest.mark.parametrize(("ratio", "pieces"), [(1, 1), (1, 3), (2, 1), (4, 1), (2, 3)])
-def test_pages_of_any_cut_are_converted_and_the_rest_cleared(in_step: bool, ratio: int, pieces: int) -> None:
+@pytest.mark.parametrize(
+    ("ratio", "pieces", "missing"),
+    [(1, 1, 0), (1, 3, 0), (2, 1, 0), (2, 1, 1), (4, 1, 1), (4, 1, 3), (4, 1, 5), (2, 3, 1)],
+)
+def test_pages_of_any_cut_are_converted_and_the_rest_cleared(
+    in_step: bool, ratio: int, pieces: int, missing: int
+) -> None:
     layers, pages, heads, tokens, dim = 2, 6, 3, 64, 16
     src = PageFormat("standard", "bfloat16", heads // pieces, tokens // ratio, dim)
     dst = PageFormat("shuffled", "bfloat16", heads // pieces, tokens, dim)
     caches = [torch.full((pages, 2, tokens, heads * dim), 7, dtype=torch.int16) for _ in range(layers)]
-    # All small pages of three pages but the last one, which is one short.
-    count = 3 * ratio - (1 if ratio > 1 else 0)
+    count = 3 * ratio - missing
     generator = torch.Generator().manual_seed(0)
     shape = (layers, count, 2, heads, tokens // ratio, dim)
     values = torch.randint(-30000, 30000, shape, dtype=torch.int16, generator=generator)

@@ -56,6 +56,10 @@ CONVERTED = [
     (None, "PLANES", 1, 3, 3),
     (None, "PLANES", 1, 4, 2),
     (None, "PLANES", 2, 4, 2),
+    (None, "WHOLE", 4, 4, 2),
+    (None, "WHOLE", 1, 1, 1),
+    (None, "WHOLE", 1, 2, 6),
+    (None, "WHOLE", 2, 1, 6),
 ]
 
 
@@ -126,37 +130,33 @@ def test_a_full_prefix_hit_converts_nothing(engines: Any, fleet: Any) -> None:
     assert (d.read(range(9)) == engines.POISON).all()
 
 
-# Prefill, decode, layouts, TP sizes, heads, page sizes, the knob, and what the reason says.
+# Prefill, decode, layouts, TP sizes, heads, the knob, and what the reason says.
 REFUSED = [
-    ("Standard", "Shuffled", (None, "PLANES"), (1, 1), 4, (16, 16), False, '"convert_kv_pages": true on this side'),
-    ("Standard", "Shuffled", (None, "WHOLE"), (1, 1), 4, (16, 16), False, '"convert_kv_pages": true on this side'),
-    ("Shuffled", "Standard", ("WHOLE", None), (1, 1), 4, (16, 16), True, "shuffled pages to standard pages is not in"),
-    ("Shuffled", "Standard", ("WHOLE", None), (1, 1), 4, (16, 16), False, "use the same page format on both sides"),
-    ("XPacked", "Shuffled", ("PLANES", "PLANES"), (1, 1), 4, (16, 16), True, "x_packed pages to shuffled pages is"),
-    ("SplitByToken", "Shuffled", ("PLANES", "PLANES"), (1, 1), 4, (16, 16), True, "split_nhd pages to shuffled"),
+    ("Standard", "Shuffled", (None, "PLANES"), (1, 1), 4, False, '"convert_kv_pages": true on this side'),
+    ("Standard", "Shuffled", (None, "WHOLE"), (1, 1), 4, False, '"convert_kv_pages": true on this side'),
+    ("Shuffled", "Standard", ("WHOLE", None), (1, 1), 4, True, "shuffled pages to standard pages is not in"),
+    ("Shuffled", "Standard", ("WHOLE", None), (1, 1), 4, False, "use the same page format on both sides"),
+    ("XPacked", "Shuffled", ("PLANES", "PLANES"), (1, 1), 4, True, "x_packed pages to shuffled pages is"),
+    ("SplitByToken", "Shuffled", ("PLANES", "PLANES"), (1, 1), 4, True, "split_nhd pages to shuffled"),
     (
         "SplitByToken",
         "SplitByToken",
         ("WHOLE", "WHOLE"),
         (1, 2),
         4,
-        (16, 16),
         False,
         "not one run of bytes in split_nhd",
     ),
-    ("Shuffled", "Shuffled", ("WHOLE", "WHOLE"), (1, 1), 4, (16, 32), False, "same --block-size on both sides"),
-    ("Shuffled", "Shuffled", ("PLANES", "PLANES"), (1, 1), 4, (16, 32), False, "same --block-size on both sides"),
-    ("Standard", "Shuffled", (None, "PLANES"), (1, 1), 4, (16, 32), True, "same --block-size on both sides"),
     # Two heads in planes look like two slots in planes: the same number of regions of the same size.
-    ("Standard", "Shuffled", ("PLANES", "PLANES"), (1, 1), 2, (16, 16), False, '"convert_kv_pages": true on this side'),
-    ("Standard", "Shuffled", ("PLANES", "PLANES"), (1, 1), 2, (16, 16), True, "one run of bytes, got regions of"),
-    ("Shuffled", "Standard", ("PLANES", "PLANES"), (1, 1), 2, (16, 16), True, "shuffled pages to standard pages"),
-    ("Shuffled", "Shuffled", ("PLANES", "PLANES"), (4, 2), 2, (16, 16), False, "several copies of 2 KV heads"),
-    ("Standard", "Shuffled", (None, "PLANES"), (4, 2), 2, (16, 16), True, "several copies of 2 KV heads"),
+    ("Standard", "Shuffled", ("PLANES", "PLANES"), (1, 1), 2, False, '"convert_kv_pages": true on this side'),
+    ("Standard", "Shuffled", ("PLANES", "PLANES"), (1, 1), 2, True, "one run of bytes, got regions of"),
+    ("Shuffled", "Standard", ("PLANES", "PLANES"), (1, 1), 2, True, "shuffled pages to standard pages"),
+    ("Shuffled", "Shuffled", ("PLANES", "PLANES"), (4, 2), 2, False, "several copies of 2 KV heads"),
+    ("Standard", "Shuffled", (None, "PLANES"), (4, 2), 2, True, "several copies of 2 KV heads"),
 ]
 
 
-@pytest.mark.parametrize(("prefill", "decode", "layouts", "tp", "heads", "sizes", "knob", "reason"), REFUSED, ids=str)
+@pytest.mark.parametrize(("prefill", "decode", "layouts", "tp", "heads", "knob", "reason"), REFUSED, ids=str)
 def test_other_pairs_are_refused(
     engines: Any,
     fleet: Any,
@@ -166,20 +166,15 @@ def test_other_pairs_are_refused(
     layouts: tuple[Any, Any],
     tp: tuple[int, int],
     heads: int,
-    sizes: tuple[int, int],
     knob: bool,
     reason: str,
 ) -> None:
     left, right = pair(engines, prefill, decode, layouts, tp, heads)
-    p = fleet.get(dataclasses.replace(left, block_size=sizes[0]))
-    d = fleet.get(dataclasses.replace(right, block_size=sizes[1], convert=knob))
+    p, d = fleet.get(left), fleet.get(dataclasses.replace(right, convert=knob))
     d.poison()
-    local = LOCAL if sizes[0] == sizes[1] else (4, 0)
-    outcome = engines.pull(
-        p, d, fleet.request(), remote=(1, 5, 2) if sizes[0] == sizes[1] else (1, 5, 2, 3), local=local
-    )
+    outcome = engines.pull(p, d, fleet.request(), REMOTE, LOCAL)
     assert outcome.refused, outcome
-    assert outcome.bad_blocks == [set(local)] * tp[1], "the scheduler must hear of the blocks"
+    assert outcome.bad_blocks == [set(LOCAL)] * tp[1], "the scheduler must hear of the blocks"
     assert (d.read(range(9)) == engines.POISON).all()
     for worker in (connector.connector_worker for connector in d.workers):
         refusal = worker.last_refusal
