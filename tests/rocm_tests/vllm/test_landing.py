@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from flashinfer.integrations.vllm.nixl.agreement import Agreement
 from flashinfer.integrations.vllm.nixl.conversion import Conversions, knob
 from flashinfer.integrations.vllm.nixl.landing import (
     Half,
@@ -20,7 +19,7 @@ from flashinfer.integrations.vllm.nixl.landing import (
     small_pages,
 )
 from flashinfer.kv import PageFormat
-from rocm_tests.vllm.formats import joined, places
+from rocm_tests.vllm.received import CUTS, Received
 
 PAGES, HALF = 5, 48
 STANDARD = PageFormat("standard", "bfloat16", 4, 16, 64)
@@ -118,45 +117,19 @@ def test_halves_of_a_page_that_is_a_piece() -> None:
 
 
 @pytest.mark.parametrize("in_step", [False, True])
-@pytest.mark.parametrize(
-    ("ratio", "pieces", "missing"),
-    [(1, 1, 0), (1, 3, 0), (2, 1, 0), (2, 1, 1), (4, 1, 1), (4, 1, 3), (4, 1, 5), (2, 3, 1)],
-)
+@pytest.mark.parametrize(("ratio", "pieces", "missing"), CUTS)
 def test_pages_of_any_cut_are_converted_and_the_rest_cleared(
     in_step: bool, ratio: int, pieces: int, missing: int
 ) -> None:
-    layers, pages, heads, tokens, dim = 2, 6, 3, 64, 16
-    src = PageFormat("standard", "bfloat16", heads // pieces, tokens // ratio, dim)
-    dst = PageFormat("shuffled", "bfloat16", heads // pieces, tokens, dim)
-    caches = [torch.full((pages, 2, tokens, heads * dim), 7, dtype=torch.int16) for _ in range(layers)]
-    count = 3 * ratio - missing
-    generator = torch.Generator().manual_seed(0)
-    shape = (layers, count, 2, heads, tokens // ratio, dim)
-    values = torch.randint(-30000, 30000, shape, dtype=torch.int16, generator=generator)
-    local = (4, 0, 2)
-    at = places("standard", heads // pieces, tokens // ratio, dim, 2).flatten()
-    for layer, cache in enumerate(caches):
-        for small in range(count):
-            page = cache[local[small // ratio]].view(2, pieces, -1)
-            for piece in range(pieces):
-                part = values[layer, small, :, piece * heads // pieces : (piece + 1) * heads // pieces]
-                received = torch.empty(at.numel(), dtype=torch.int16)
-                received[at] = part.reshape(-1)
-                run = page[:, piece].reshape(-1)
-                run[small % ratio * at.numel() :][: at.numel()] = received
-                page[:, piece] = run.view(2, -1)
-    conversions = Conversions(caches, 1, in_step=in_step)
-    agreement = Agreement(src, dst, pieces)
-    conversions.prepare(agreement)
-    ended = conversions.start(agreement, list(covered(local, range(count), ratio)))
+    received = Received(ratio, pieces, missing, torch.device("cpu"))
+    conversions = Conversions(received.caches, 1, in_step=in_step)
+    conversions.prepare(received.agreement)
+    ended = conversions.start(received.agreement, received.pages)
     ended.wait()
     assert ended.done()
     assert ended.error() is None
     conversions.close()
-    index = places("shuffled", heads, tokens, dim, 2)
-    seen = torch.stack([cache[list(local)].flatten(1)[:, index.flatten()].view(3, *index.shape) for cache in caches])
-    assert torch.equal(seen, joined(values, ratio, 3))
-    assert all((cache[[1, 3, 5]] == 7).all() for cache in caches)
+    received.check()
 
 
 def test_the_knob_takes_three_values() -> None:

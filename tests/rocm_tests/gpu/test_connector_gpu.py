@@ -1,0 +1,59 @@
+# SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions of vLLM's NIXL connector on a GPU: on the side stream and on the step's; needs no vLLM."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from flashinfer.integrations.vllm.nixl.conversion import Conversions
+from rocm_tests.vllm.received import CUTS, Received
+
+pytestmark = pytest.mark.gpu
+
+# Long enough that whatever is launched on another stream meanwhile runs first.
+PAUSE_CYCLES = 500_000_000
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize(("ratio", "pieces", "missing"), CUTS)
+def test_pages_of_any_cut_are_converted_and_the_rest_cleared(
+    in_step: bool, ratio: int, pieces: int, missing: int
+) -> None:
+    received = Received(ratio, pieces, missing, torch.device("cuda", 0))
+    torch.cuda.synchronize()
+    conversions = Conversions(received.caches, 1, in_step=in_step)
+    # As vLLM's handshake does.
+    handshake = threading.Thread(target=conversions.prepare, args=(received.agreement,))
+    handshake.start()
+    handshake.join()
+    ended = conversions.start(received.agreement, received.pages)
+    ended.wait()
+    assert ended.done()
+    assert ended.error() is None
+    if in_step:
+        torch.cuda.synchronize()
+    conversions.close()
+    received.check()
+
+
+def test_a_busy_step_is_not_waited_for() -> None:
+    """Beside the step, a conversion ends while the step's stream is busy; in the step, it comes behind."""
+    for in_step in (False, True):
+        received = Received(2, 1, 1, torch.device("cuda", 0))
+        conversions = Conversions(received.caches, 1, in_step=in_step)
+        conversions.prepare(received.agreement)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(PAUSE_CYCLES)
+        free = torch.cuda.Event()
+        free.record()
+        ended = conversions.start(received.agreement, received.pages)
+        ended.wait()
+        assert ended.done(), "in the step, the launch is all that there is to wait for"
+        assert not free.query()
+        torch.cuda.synchronize()
+        conversions.close()
+        received.check()
