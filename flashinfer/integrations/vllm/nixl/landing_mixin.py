@@ -101,12 +101,13 @@ class LandingMixin(NixlBaseConnectorWorker, abc.ABC):
             return
         info = self.transfer_topo.get_engine_info(engine_id)
         ratio = self.transfer_topo.block_size_ratio(info.remote_block_size)
-        split = max(info.remote_physical_blocks_per_logical, self._physical_blocks_per_logical_kv_block)
-        if ratio == 1 or split > 1:
+        # A scheduler's block of the peer that is several pages may hold both what is here already and what is not.
+        if ratio == 1 or info.remote_physical_blocks_per_logical > 1:
             return
         held = meta.local_num_computed_blocks or [0] * len(meta.remote.block_ids)
+        pages = self._physical_blocks_per_logical_kv_block
         meta.remote.block_ids = tuple(
-            list(remote[first * ratio : (first + len(local)) * ratio])
+            list(remote[first * pages * ratio : (first * pages + len(local)) * ratio])
             for remote, local, first in zip(meta.remote.block_ids, meta.local_physical_block_ids, held, strict=True)
         )
         # A request is read again after a handshake, and must not be moved twice.
