@@ -6,12 +6,11 @@ BIN := .venv/bin
 CSRC = $$(find csrc_rocm -name '*.h' -o -name '*.cc' -o -name '*.cu' | sort)
 # What the command line hands to pytest or to the demo: make test ARGS="-k page", make demo ARGS="--no-convert".
 ARGS ?=
-# Left out of make test: they compile for minutes, or want vLLM, whose own environment runs them.
-AITER_BUILD = tests/rocm_tests/gfx/test_aiter_build.py
+# These want vLLM, whose own environment runs them; those of engines want an idle machine too.
+VLLM_TESTS = tests/rocm_tests/vllm
 ENGINES = tests/rocm_tests/vllm/test_served.py tests/rocm_tests/vllm/test_demo.py
-LEFT_OUT = $(AITER_BUILD) tests/rocm_tests/vllm
 
-.PHONY: help demo demo-vllm test lint format venv rocm aiter vllm vllm-engines clean
+.PHONY: help demo demo-vllm test lint format venv rocm aiter aiter-sources vllm vllm-engines clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -24,12 +23,15 @@ demo-vllm: ## the same with two vLLM servers and a proxy, on the CPU; fails unle
 	@scripts/setup_vllm_venv
 	@.venv-vllm/bin/python -W ignore -m flashinfer handoff-vllm $(ARGS)
 
-test: venv rocm lint vllm ## lint and the tests, AMD compilation included
-	@$(BIN)/python -m pytest --timeout 900 $(LEFT_OUT:%=--ignore=%) $(ARGS)
+test: venv rocm aiter-sources lint vllm ## lint and the tests, AMD compilation included
+	@$(BIN)/python -m pytest --timeout 900 --ignore=$(VLLM_TESTS) $(ARGS)
 
-aiter: venv rocm ## compile AITER's own cache kernels from its wheel for gfx942 and gfx950; some minutes
+aiter: venv rocm ## of these, those that compile AITER's own cache kernels for gfx942 and gfx950
 	@scripts/setup_aiter
-	@$(BIN)/python -m pytest --timeout 1800 $(AITER_BUILD)
+	@$(BIN)/python -m pytest tests/rocm_tests/gfx/test_aiter_build.py $(ARGS)
+
+aiter-sources: venv
+	@scripts/setup_aiter || echo "aiter: no sources of AITER; tests that need them say so"
 
 vllm: ## the tests of what vLLM runs of this, in an environment of their own
 	@scripts/setup_vllm_venv

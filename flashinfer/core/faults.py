@@ -50,8 +50,8 @@ _SENTENCES = {
     "extend the page table before appending",
     PAGE_TABLE_SHORT: "kv_indptr[{where}] must be at most {bound}, the length of kv_indices, got {value}; "
     "the page table is short",
-    PAGE_ID_RANGE: "kv_indices[{where}] must be a page id below {bound}, got {value}",
-    BLOCK_ID_RANGE: "block_ids[{where}] must be a page id below {bound}, got {value}",
+    PAGE_ID_RANGE: "kv_indices[{where}] must be a page id in [0, {bound}), got {value}",
+    BLOCK_ID_RANGE: "block_ids[{where}] must be a page id in [0, {bound}), got {value}",
     INDPTR_ORDER: "kv_indptr must start at 0 or above and not decrease, got {value} at [{where}] and then {bound}",
     APPEND_INDPTR_ORDER: "append_indptr must start at 0 or above and not decrease, got {value} at [{where}] "
     "and then {bound}",
@@ -64,8 +64,8 @@ _SENTENCES = {
     OUT_SHORT: "out_indptr[{where}] must be at most {bound}, the rows of the output, got {value}",
     TOKEN_RANGE: "starts[{where}] must leave every token below {bound}, those that the request's pages hold, "
     "got token {value}",
-    SOURCE_ID_RANGE: "source_ids[{where}] must be a page id below {bound}, got {value}",
-    BLOCK_TABLE_RANGE: "block_tables, entry {where} row by row, must be a page id below {bound}, got {value}",
+    SOURCE_ID_RANGE: "source_ids[{where}] must be a page id in [0, {bound}), got {value}",
+    BLOCK_TABLE_RANGE: "block_tables, entry {where} row by row, must be a page id in [0, {bound}), got {value}",
     BLOCK_TABLE_SHORT: "block_tables must have columns for {bound} tokens and more, got token {value} of row {where}",
     CONTEXT_PAGES: "kv_indptr and kv_indices must give each of the {bound} context tokens a page, got none for token "
     "{where}",
@@ -127,9 +127,8 @@ def _zeros(device: torch.device) -> torch.Tensor:
 
 def settle(fault: torch.Tensor) -> None:
     """Raise what the call just made has reported: always on the CPU, on a GPU only under FLASHINFER_CHECK=1."""
-    if fault is _own_words.get():
-        return
-    if fault.is_cpu or env.check.at_first_use:
+    # On a GPU this is asked at every call, and words of one's own are rare.
+    if (fault.is_cpu or env.check.at_first_use) and fault is not _own_words.get():
         _raise(fault)
 
 

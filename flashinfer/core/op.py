@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -24,6 +25,8 @@ import torch
 
 from flashinfer.core import checks, env
 from flashinfer.core.errors import BackendUnavailableError, BuildError, InvalidArgumentError, LaunchError
+
+logger = logging.getLogger("flashinfer")
 
 LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
 OPS: dict[str, Op] = {}
@@ -123,6 +126,7 @@ class Op:
         self.fake = fake
         self._loaded: dict[str, tuple[Callable[..., str | None], Callable[..., Any]]] = {}
         self._getting_ready: dict[str, Callable[..., None]] = {}
+        self._told: set[str] = set()
         head, arrow, result = schema.partition(" -> ")
         LIBRARY.define(f"{name}({head}, str backend){arrow}{result}")
         LIBRARY.impl(name, self._run, "CompositeExplicitAutograd")
@@ -224,12 +228,24 @@ class Op:
             If the one asked for does not compile.
         """
         wanted = self.wanted(backend)
+        passed_over = ""
         for name in wanted:
             why_not, run = self._loaded.get(name) or self.functions(name)
-            if why_not(*args) is None and (name not in self._getting_ready or self._ready(name, args, len(wanted) > 1)):
+            reason = why_not(*args)
+            if reason is None and (name not in self._getting_ready or self._ready(name, args, len(wanted) > 1)):
+                if wanted is self.backends and name + passed_over not in self._told:
+                    self._tell(name, passed_over)
                 return run
+            passed_over += f"; not {name}: {reason or self.functions(name)[0](*args)}"
         lines = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons(args, backend).items())
         raise BackendUnavailableError(f"{self.name}: no backend takes this call\n{lines}\n  inputs: {_inputs(args)}")
+
+    def _tell(self, name: str, passed_over: str) -> None:
+        """Say once that "auto" takes a backend, and why not one before it."""
+        # The usual choice is not looked at again, whether or not anybody listened; others cost more than asking does.
+        if not passed_over or logger.isEnabledFor(logging.DEBUG):
+            self._told.add(name + passed_over)
+        logger.debug("%s: auto takes %s%s", self.name, name, passed_over)
 
     def _ready(self, name: str, args: Any, may_fail: bool) -> bool:
         try:

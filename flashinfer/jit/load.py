@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,8 @@ def _write_only(*args: object) -> None:
 
 
 _lock = threading.RLock()
-_by_device: dict[tuple[str, torch.device], Module] = {}
+# By name, then by device: a key of both would have to be made at every call.
+_by_device: defaultdict[str, dict[torch.device, Module]] = defaultdict(dict)
 _by_namespace: dict[str, Module] = {}
 
 
@@ -83,10 +85,10 @@ def load_module(spec: JitSpec, device: torch.device, *, csrc: Path | None = None
     MissingJITCacheError, BuildError, BackendUnavailableError
         As `flashinfer.jit.build.obtain`.
     """
-    module = _by_device.get((spec.name, device))
+    module = _by_device[spec.name].get(device)
     if module is None:
         module = load_for(spec, Toolchain.for_device(device), csrc=csrc)
-        _by_device[spec.name, device] = module
+        _by_device[spec.name][device] = module
     return module
 
 
@@ -95,7 +97,7 @@ def why_not_module(spec: JitSpec, device: torch.device) -> str | None:
 
     Asking torch about a GPU takes microseconds, so a module that is loaded for the device is answer enough.
     """
-    return None if (spec.name, device) in _by_device else why_not_device(device)
+    return None if device in _by_device[spec.name] else why_not_device(device)
 
 
 def load_for(spec: JitSpec, toolchain: Toolchain, *, csrc: Path | None = None) -> Module:

@@ -75,7 +75,7 @@ def paged_attention(
         if not 0 <= tail <= page_size:
             fail(PAGED, f"kv_last_page_len[{b}]", f"in [0, {page_size}]", tail)
         if pages.numel() and not 0 <= int(pages.min()) <= int(pages.max()) < k_cache.size(0):
-            fail(PAGED, "kv_indices", f"page ids below {k_cache.size(0)}", f"{pages.tolist()} for request {b}")
+            fail(PAGED, "kv_indices", f"page ids in [0, {k_cache.size(0)})", f"{pages.tolist()} for request {b}")
     masks = _masks(PAGED, custom_mask, mask_indptr, qo, lens)
     for b, pages in enumerate(tables):
         rows = slice(qo[b], qo[b + 1])

@@ -47,8 +47,9 @@ def mla_paged_attention(
     for b, kv_len in enumerate(lens):
         pages = kv_indices[kv[b] : kv[b + 1]].long()
         if kv_len and not 0 <= int(pages.min()) <= int(pages.max()) < ckv_cache.size(0):
+            valid = f"page ids in [0, {ckv_cache.size(0)})"
             raise InvalidArgumentError(
-                f"{mla_plan.OP}: kv_indices must be below {ckv_cache.size(0)}, got {pages.tolist()} for request {b}"
+                f"{mla_plan.OP}: kv_indices must be {valid}, got {pages.tolist()} for request {b}"
             )
         rows = slice(qo[b], qo[b + 1])
         values = ckv_cache[pages].flatten(0, 1)[:kv_len].to(work) * ckv_scale

@@ -222,7 +222,7 @@ def test_bad_metadata_is_named() -> None:
     bad_page = indices.clone()
     bad_page[1] = UNUSED_PAGE_ID
     for changes, sentence in (
-        ({"indices": bad_page}, f"kv_indices must be page ids below 6, got .*{UNUSED_PAGE_ID}"),
+        ({"indices": bad_page}, rf"kv_indices must be page ids in \[0, 6\), got .*{UNUSED_PAGE_ID}"),
         ({"indices": indices[:2]}, r"kv_indices must be as long as kv_indptr\[-1\] = 3 says, got length 2"),
         # flashinfer-ai/flashinfer#320.
         ({"last_page_len": last + 15}, r"kv_last_page_len\[0\] must be in \[0, 16\], got 17"),

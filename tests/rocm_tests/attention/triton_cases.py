@@ -130,8 +130,14 @@ def bad_metadata(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
         return case
 
     for name, at, value, rows, sentence in (
-        ("kv_indices", 6, UNUSED_PAGE_ID, slice(1, 3), r"kv_indices\[6\] must be a page id below 14, got 1073741824"),
-        ("kv_indices", 0, -1, slice(0, 1), r"kv_indices\[0\] must be a page id below 14, got -1"),
+        (
+            "kv_indices",
+            6,
+            UNUSED_PAGE_ID,
+            slice(1, 3),
+            r"kv_indices\[6\] must be a page id in \[0, 14\), got 1073741824",
+        ),
+        ("kv_indices", 0, -1, slice(0, 1), r"kv_indices\[0\] must be a page id in \[0, 14\), got -1"),
         ("kv_indptr", 3, 99, slice(3, 4), r"kv_indptr\[3\] must be at most 16, the length of kv_indices, got 99"),
         ("kv_indptr", 0, -1, slice(0, 1), r"kv_indptr must start at 0 or above and not decrease, got -1 at \[0\]"),
         ("kv_last_page_len", 1, 17, slice(1, 3), r"kv_last_page_len\[1\] must be in \[0, 16\], got 17"),
@@ -162,10 +168,10 @@ def no_pages(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
     case = Case([1], [5], dtype=dtype, device=device)
     case.cache = case.cache[0][:0], case.cache[1][:0]
     if device == "cpu":
-        told(lambda: case.run(backend="triton"), r"kv_indices\[0\] must be a page id below 0")
+        told(lambda: case.run(backend="triton"), r"kv_indices\[0\] must be a page id in \[0, 0\)")
         return
     out, lse = case.run(backend="triton")
-    told(flashinfer.check_device_errors, r"kv_indices\[0\] must be a page id below 0")
+    told(flashinfer.check_device_errors, r"kv_indices\[0\] must be a page id in \[0, 0\)")
     assert not out.count_nonzero()
     assert bool((lse == -math.inf).all())
 

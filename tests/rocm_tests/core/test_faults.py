@@ -49,14 +49,14 @@ def test_a_report_becomes_a_sentence_and_is_cleared() -> None:
     words = torch.tensor([(3 << 8) | 5, 7, 99, 50])
     with pytest.raises(flashinfer.InvalidArgumentError) as caught:
         faults.settle(words)
-    assert str(caught.value) == "convert_kv_pages: block_ids[7] must be a page id below 50, got 99"
+    assert str(caught.value) == "convert_kv_pages: block_ids[7] must be a page id in [0, 50), got 99"
     assert words.tolist() == [0, 0, 0, 0]
     faults.settle(words)
 
 
 def test_a_call_on_the_cpu_answers_for_itself_only() -> None:
     for _ in range(2):
-        with pytest.raises(flashinfer.InvalidArgumentError, match="must be a page id below 2, got 9"):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=r"must be a page id in \[0, 2\), got 9"):
             one_token(page=9)()
         one_token()()
     assert faults.words(CPU).tolist() == [0, 0, 0, 0]
@@ -77,7 +77,7 @@ def test_words_first_asked_for_in_inference_mode_serve_outside_of_it() -> None:
     thread = threading.Thread(target=in_a_thread)
     thread.start()
     thread.join()
-    assert errors == ["append_paged_kv_cache: kv_indices[0] must be a page id below 2, got 9"]
+    assert errors == ["append_paged_kv_cache: kv_indices[0] must be a page id in [0, 2), got 9"]
 
 
 def test_own_words_take_the_place_of_the_devices() -> None:
@@ -88,7 +88,7 @@ def test_own_words_take_the_place_of_the_devices() -> None:
         assert faults.error_in(own) is None
         one_token(page=9)()
         one_token(page=8)()
-    assert str(faults.error_in(own)) == "append_paged_kv_cache: kv_indices[0] must be a page id below 2, got 9"
+    assert str(faults.error_in(own)) == "append_paged_kv_cache: kv_indices[0] must be a page id in [0, 2), got 9"
     assert faults.words(CPU) is not own
     one_token()()
     with pytest.raises(flashinfer.InvalidArgumentError, match="got 7"):
@@ -162,7 +162,7 @@ def test_check_device_errors_looks_at_the_devices_asked_for(
     monkeypatch.setattr(faults, "_device_words", {w.device: w for w in words})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for _ in seen:
-        with pytest.raises(flashinfer.InvalidArgumentError, match="must be a page id below 64, got -5"):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=r"must be a page id in \[0, 64\), got -5"):
             flashinfer.check_device_errors(asked)  # type: ignore[arg-type]
     flashinfer.check_device_errors(asked)  # type: ignore[arg-type]
     assert {i for i, w in enumerate(words) if w.reads} == seen

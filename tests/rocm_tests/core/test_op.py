@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import flashinfer
 from flashinfer.core import env
 from flashinfer.core import op as core
 from flashinfer.core.checks import fail
+from flashinfer.core.errors import BackendUnavailableError
 from flashinfer.core.op import OPS, Op
 from rocm_tests.core.environment import set_variable
 
@@ -62,10 +64,10 @@ class Toy:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     set_variable(monkeypatch, env.backend, "")
-    before = dict(OPS)
-    yield Toy(f"toy_{next(numbers)}", monkeypatch)
-    OPS.clear()
-    OPS.update(before)
+    made = Toy(f"toy_{next(numbers)}", monkeypatch)
+    yield made
+    # Others that a test has brought in stay: their modules are not run again.
+    del OPS[made.name]
 
 
 def added(toy: Toy, size: int = 3, **options: str) -> float:
@@ -78,6 +80,38 @@ def test_auto_takes_the_first_that_does_not_decline(toy: Toy) -> None:
     assert added(toy, size=2) == 1
     assert added(toy, size=3) == 2
     assert toy.calls == ["check", "run 1", "check", "run 2"]
+
+
+def test_the_choice_of_auto_is_told_once(toy: Toy, caplog: pytest.LogCaptureFixture) -> None:
+    """One line for each backend and reason; nothing of a backend that was asked for, or where nobody listens."""
+    with caplog.at_level(logging.INFO, "flashinfer"):
+        toy.op(torch.zeros(3), 1.0)
+    with caplog.at_level(logging.DEBUG, "flashinfer"):
+        for size in (3, 2, 3, 2, 5):
+            toy.op(torch.zeros(size), 1.0)
+        toy.op(torch.zeros(2), 1.0, backend="picky")
+        toy.op(torch.zeros(7), 1.0, backend="plain")
+        with core.use_backend("plain"):
+            toy.op(torch.zeros(8), 1.0)
+        flashinfer.explain(toy.name, torch.zeros(9), 1.0)
+    assert [record.message for record in caplog.records] == [
+        f"{toy.name}: auto takes plain; not picky: needs 2 elements, got 3",
+        f"{toy.name}: auto takes picky",
+        f"{toy.name}: auto takes plain; not picky: needs 2 elements, got 5",
+    ]
+
+
+def test_what_cannot_be_made_ready_is_told(toy: Toy, caplog: pytest.LogCaptureFixture) -> None:
+    def ready(*args: object) -> None:
+        setattr(toy.modules["picky"], f"why_not_{toy.name}", lambda *args: "did not compile")
+        toy.op._loaded.clear()
+        raise BackendUnavailableError("toy")
+
+    setattr(toy.modules["picky"], f"ready_{toy.name}", ready)
+    with caplog.at_level(logging.DEBUG, "flashinfer"):
+        toy.op(torch.zeros(2), 1.0)
+        toy.op(torch.zeros(2), 1.0)
+    assert [r.message for r in caplog.records] == [f"{toy.name}: auto takes plain; not picky: did not compile"]
 
 
 def test_a_backend_asked_for_by_name_never_falls_back(toy: Toy) -> None:

@@ -155,8 +155,8 @@ def change(t: torch.Tensor, at: int, value: int) -> torch.Tensor:
     [
         ("starts", 0, 3, "starts[0] must leave every token below 32, {held} token 32"),
         ("starts", 1, -1, "starts[1] must leave every token below 16, {held} token -1"),
-        ("kv_indices", 1, UNUSED_PAGE_ID, "kv_indices[1] must be a page id below {P}, got 1073741824"),
-        ("kv_indices", 2, -1, "kv_indices[2] must be a page id below {P}, got -1"),
+        ("kv_indices", 1, UNUSED_PAGE_ID, "kv_indices[1] must be a page id in [0, {P}), got 1073741824"),
+        ("kv_indices", 2, -1, "kv_indices[2] must be a page id in [0, {P}), got -1"),
         ("kv_indptr", 2, 99, "kv_indptr[2] must be at most {L}, the length of kv_indices, got 99; {short}"),
         ("kv_indptr", 1, -2, "kv_indptr must start at 0 or above and not decrease, got 0 at [0] and then -2"),
         ("out_indptr", 1, 40, "out_indptr[1] must be at most 34, the rows of the output, got 40"),

@@ -25,6 +25,7 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer.core import env
 from flashinfer.jit import aiter_lib
 from flashinfer.jit.toolchain import KNOWN_ARCHES
 from flashinfer.testing.codeobject import CodeObject
@@ -38,14 +39,17 @@ BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 Array = npt.NDArray[Any]
 
-pytestmark = [pytest.mark.amd_toolchain, pytest.mark.aiter_sources]
+# Ten minutes of a processor's time where nothing is built yet, all in the first test, and more on a busy machine.
+pytestmark = [pytest.mark.amd_toolchain, pytest.mark.aiter_sources, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 def build(arch: str) -> subprocess.CompletedProcess[str]:
+    # All at once, a compiler for each processor; one of them takes up to 0.7 GB.
+    jobs = max(1, len(os.sched_getaffinity(0)) // len(ARCHES))
     command = [ROOT / "scripts" / "rocm_env", "--python", sys.executable, "python"]
     return subprocess.run(
         [*command, str(Path(__file__).with_name("build_aiter.py")), str(ROOT / ".aiter"), arch],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), env.max_jobs.name: str(jobs)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -147,7 +147,7 @@ def test_a_bad_id_is_skipped_and_reported(other: str, N: int, D: int, bad: int) 
     layers.check([4, 0], src, dst)
     with pytest.raises(flashinfer.InvalidArgumentError) as caught:
         flashinfer.check_device_errors()
-    assert str(caught.value) == f"convert_kv_pages: block_ids[1] must be a page id below 6, got {bad}"
+    assert str(caught.value) == f"convert_kv_pages: block_ids[1] must be a page id in [0, 6), got {bad}"
 
 
 def test_reference_backend_agrees() -> None:

@@ -198,7 +198,7 @@ def test_a_page_that_is_not_there_is_reported() -> None:
     with faults.reported_to(fault):
         plan = MlaContextPlanner(64, 16, DEVICE).plan([0, 1], [40], table.block_table, table.num_pages)
     sentence = (
-        f"mla_context_indices: block_tables, entry 1 row by row, must be a page id below {table.num_pages}, got -5"
+        f"mla_context_indices: block_tables, entry 1 row by row, must be a page id in [0, {table.num_pages}), got -5"
     )
     assert str(faults.error_in(fault)) == sentence
     assert plan.steps[0].kv_indices[16:32].tolist() == [-1] * 16

@@ -82,7 +82,7 @@ def test_a_bad_source_id_is_reported_and_skipped() -> None:
     before = target.clone()
     ids = torch.tensor([1, 7], device="cuda")
     convert_kv_pages_into([source], ids, [target], torch.tensor([3, 2], device="cuda"), src, dst)
-    with pytest.raises(flashinfer.InvalidArgumentError, match="must be a page id below 5, got 7"):
+    with pytest.raises(flashinfer.InvalidArgumentError, match=r"must be a page id in \[0, 5\), got 7"):
         flashinfer.check_device_errors()
     assert torch.equal(target[2].view(torch.uint8), before[2].view(torch.uint8))
     assert not torch.equal(target[3].view(torch.uint8), before[3].view(torch.uint8))

@@ -186,11 +186,11 @@ BAD = {
     ),
     "unused page id": (
         ([0, 0, 1], [0, 4, 0], [2, UNUSED_PAGE_ID, 1], [0, 2, 3]),
-        f"kv_indices[1] must be a page id below 4, got {UNUSED_PAGE_ID}",
+        f"kv_indices[1] must be a page id in [0, 4), got {UNUSED_PAGE_ID}",
     ),
     "negative page id": (
         ([0, 0, 1], [0, 7, 0], [2, -1, 1], [0, 2, 3]),
-        "kv_indices[1] must be a page id below 4, got -1",
+        "kv_indices[1] must be a page id in [0, 4), got -1",
     ),
 }
 
@@ -238,7 +238,7 @@ def test_the_first_report_is_kept() -> None:
     indptr = torch.tensor([0, 1], dtype=torch.int32, device=DEVICE)
     for page in (7, 0, 9):
         flashinfer.append_paged_kv_cache(row, row, zero, zero, (pool, pool.clone()), zero + page, indptr, zero)
-    with pytest.raises(flashinfer.InvalidArgumentError, match="must be a page id below 2, got 7"):
+    with pytest.raises(flashinfer.InvalidArgumentError, match=r"must be a page id in \[0, 2\), got 7"):
         flashinfer.check_device_errors()
 
 

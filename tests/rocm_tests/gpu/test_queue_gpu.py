@@ -235,8 +235,8 @@ def test_a_bad_id_is_told_by_its_request_alone(
         handles[2].result()
         error = handles[1].exception()
         assert isinstance(error, flashinfer.InvalidArgumentError)
-        assert str(error) == f"convert_kv_pages: block_ids[1] must be a page id below 6, got {bad}"
-        with pytest.raises(flashinfer.InvalidArgumentError, match="must be a page id below 6"):
+        assert str(error) == f"convert_kv_pages: block_ids[1] must be a page id in [0, 6), got {bad}"
+        with pytest.raises(flashinfer.InvalidArgumentError, match=r"must be a page id in \[0, 6\)"):
             handles[1].result()
         flashinfer.check_device_errors()
     # Ids that the host knows are looked at first; on the device the others of the request are converted.
@@ -249,7 +249,7 @@ def test_a_direct_call_still_reports_to_the_device() -> None:
         handle = queue.submit([1])
         flashinfer.convert_kv_pages(layers.caches, torch.tensor([7], device=DEVICE), SRC, DST)  # type: ignore[arg-type]
         handle.result()
-        with pytest.raises(flashinfer.InvalidArgumentError, match="must be a page id below 6, got 7"):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=r"must be a page id in \[0, 6\), got 7"):
             flashinfer.check_device_errors()
 
 

@@ -127,9 +127,9 @@ def test_nothing_to_do_changes_nothing(backend: str) -> None:
 @pytest.mark.parametrize(
     ("ids", "sentence"),
     [
-        ([0, 6, 1], "block_ids[1] must be a page id below 6, got 6"),
-        ([0, 1, -1], "block_ids[2] must be a page id below 6, got -1"),
-        ([UNUSED_PAGE_ID], f"block_ids[0] must be a page id below 6, got {UNUSED_PAGE_ID}"),
+        ([0, 6, 1], "block_ids[1] must be a page id in [0, 6), got 6"),
+        ([0, 1, -1], "block_ids[2] must be a page id in [0, 6), got -1"),
+        ([UNUSED_PAGE_ID], f"block_ids[0] must be a page id in [0, 6), got {UNUSED_PAGE_ID}"),
         # Two requests that share a page: converted twice it would be garbage.
         ([4, 1, 4], "block_ids must be distinct, got 4 at [0] and [2]; convert each page once"),
     ],

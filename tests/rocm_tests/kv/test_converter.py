@@ -52,8 +52,8 @@ def test_bad_ids_change_nothing(backend: str) -> None:
     layers = Layers(SRC)
     convert = PageConverter(layers.caches, SRC, DST, backend=backend)  # type: ignore[arg-type]
     for ids, expected in (
-        ([1, UNUSED_PAGE_ID], f"block_ids[1] must be a page id below 6, got {UNUSED_PAGE_ID}"),
-        ([-1], "block_ids[0] must be a page id below 6, got -1"),
+        ([1, UNUSED_PAGE_ID], f"block_ids[1] must be a page id in [0, 6), got {UNUSED_PAGE_ID}"),
+        ([-1], "block_ids[0] must be a page id in [0, 6), got -1"),
         ([2, 1, 2], "block_ids must be distinct, got 2 at [0] and [2]; convert each page once"),
     ):
         with pytest.raises(flashinfer.InvalidArgumentError) as caught:

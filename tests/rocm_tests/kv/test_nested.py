@@ -118,8 +118,8 @@ def test_from_pool_to_pool(kind: str, other: str, backend: str) -> None:
 @pytest.mark.parametrize(
     ("source_ids", "ids", "sentence"),
     [
-        ([0, 9], [0, 1], "source_ids[1] must be a page id below 6, got 9"),
-        ([0, 1], [5, -1], "block_ids[1] must be a page id below 6, got -1"),
+        ([0, 9], [0, 1], "source_ids[1] must be a page id in [0, 6), got 9"),
+        ([0, 1], [5, -1], "block_ids[1] must be a page id in [0, 6), got -1"),
         ([0, 1], [3, 3], "block_ids must be distinct, got 3 at [0] and [1]; convert each page once"),
     ],
 )

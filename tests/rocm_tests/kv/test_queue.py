@@ -135,9 +135,9 @@ def test_the_ids_are_those_of_the_call(gate: Any) -> None:
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
-        ([2, 6, 1], "block_ids[1] must be a page id below 6, got 6"),
-        ([-1], "block_ids[0] must be a page id below 6, got -1"),
-        ([0, UNUSED_PAGE_ID], f"block_ids[1] must be a page id below 6, got {UNUSED_PAGE_ID}"),
+        ([2, 6, 1], "block_ids[1] must be a page id in [0, 6), got 6"),
+        ([-1], "block_ids[0] must be a page id in [0, 6), got -1"),
+        ([0, UNUSED_PAGE_ID], f"block_ids[1] must be a page id in [0, 6), got {UNUSED_PAGE_ID}"),
         ([4, 1, 4], "block_ids must be distinct, got 4 at [0] and [2]; convert each page once"),
     ],
 )

@@ -119,7 +119,7 @@ def test_bad_metadata_is_named() -> None:
     bad_page = indices.clone()
     bad_page[1] = UNUSED_PAGE_ID
     for changes, sentence in (
-        ({"kv_indices": bad_page}, f"kv_indices must be below 9, got .*{UNUSED_PAGE_ID}.* for request 0"),
+        ({"kv_indices": bad_page}, rf"kv_indices must be page ids in \[0, 9\), got .*{UNUSED_PAGE_ID}.* for request 0"),
         ({"kv_indices": indices[:2]}, "kv_indices must be of the 6 entries that kv_indptr names, got 2"),
         ({"qo_indptr": qo.clamp(max=2)}, r"qo_indptr\[-1\] must be 3, q's rows, got 2"),
         ({"qo_indptr": torch.tensor([0, 4, 3])}, "qo_indptr must not fall, got 3 after 4 at request 1"),

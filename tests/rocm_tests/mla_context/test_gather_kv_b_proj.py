@@ -81,8 +81,8 @@ def spoiled(change: str, value: Any) -> Case:
 @pytest.mark.parametrize(
     ("change", "value", "sentence"),
     [
-        ("page", 2**30, "kv_indices[4] must be a page id below 8, got 1073741824"),
-        ("page", -1, "kv_indices[4] must be a page id below 8, got -1"),
+        ("page", 2**30, "kv_indices[4] must be a page id in [0, 8), got 1073741824"),
+        ("page", -1, "kv_indices[4] must be a page id in [0, 8), got -1"),
         ("table", -1, "kv_indptr and kv_indices must give each of the 15 context tokens a page, got none for token 8"),
         ("prefix", [0, 9, 8], "kv_prefix_sum_context_lens must start at 0 and not fall, got 9 and 8 at [1]"),
         ("prefix", [0, 9, 16], "end at most at k_out's rows 15, got 0 and 16"),

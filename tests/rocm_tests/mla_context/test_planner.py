@@ -212,7 +212,7 @@ def test_pages_that_are_not_there_are_named() -> None:
     with pytest.raises(flashinfer.InvalidArgumentError) as caught:
         MlaContextPlanner(64, 4, CPU).plan([0, 1, 2], [5, 9], table.block_table, table.num_pages)
     at = table.block_table.size(1) + 2
-    sentence = f"mla_context_indices: block_tables, entry {at} row by row, must be a page id below {table.num_pages}"
+    sentence = f"mla_context_indices: block_tables, entry {at} row by row, must be a page id in [0, {table.num_pages})"
     assert str(caught.value) == f"{sentence}, got {2**30}"
 
 

@@ -85,7 +85,7 @@ def a_bad_page(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
             flashinfer.gather_kv_b_proj(*case.arguments, *results, backend="triton")
         found = faults.error_in(fault)
         pages = case.table.num_pages
-        sentence = f"gather_kv_b_proj: kv_indices[{entry}] must be a page id below {pages}, got {page}"
+        sentence = f"gather_kv_b_proj: kv_indices[{entry}] must be a page id in [0, {pages}), got {page}"
         assert str(found) == sentence, found
         for got, want in zip(results, case.expected(), strict=True):
             assert_close(got[:13], want[:13])

@@ -137,8 +137,8 @@ def test_nothing_to_append(backend: str) -> None:
         # vllm-project/vllm#54296: the next request's page follows in kv_indices.
         ([0, 0, 1], [3, 8, 0], [2, 3, 1], "positions[1] must be below 8, "),
         ([0, 0, 1], [3, 4, 0], [2, 3], "kv_indptr[2] must be at most 2, the length of kv_indices, got 3"),
-        ([0, 1, 0], [3, 0, 4], [2, 4, 1], "kv_indices[1] must be a page id below 4, got 4"),
-        ([0, 1, 0], [3, 0, 0], [2, 3, -7], "kv_indices[2] must be a page id below 4, got -7"),
+        ([0, 1, 0], [3, 0, 4], [2, 4, 1], "kv_indices[1] must be a page id in [0, 4), got 4"),
+        ([0, 1, 0], [3, 0, 0], [2, 3, -7], "kv_indices[2] must be a page id in [0, 4), got -7"),
     ],
 )
 def test_bad_metadata_is_named_and_nothing_is_written(
