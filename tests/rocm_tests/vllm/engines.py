@@ -111,18 +111,18 @@ class _Layer(AttentionLayerBase):
         return None
 
 
-def _model(kv_heads: int) -> str:
-    folder = Path(tempfile.gettempdir()) / f"flashinfer-test-model-{os.getuid()}-{kv_heads}"
+def _model(kv_heads: int, layers: int, head_dim: int) -> str:
+    folder = Path(tempfile.gettempdir()) / f"flashinfer-test-model-{os.getuid()}-{kv_heads}-{layers}-{head_dim}"
     folder.mkdir(exist_ok=True)
     fields = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": 4 * kv_heads * HEAD_DIM,
+        "hidden_size": 4 * kv_heads * head_dim,
         "intermediate_size": 32,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4 * kv_heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": HEAD_DIM,
+        "head_dim": head_dim,
         "vocab_size": 128,
         "max_position_embeddings": 512,
         "torch_dtype": "bfloat16",
@@ -147,6 +147,8 @@ class Setup:
     block_size: int = PAGE_SIZE
     blocks: int = 8
     enforce_hash: bool = True
+    layers: int = LAYERS
+    head_dim: int = HEAD_DIM
     # 8-bit floats: which of their flavours the platform has, and each layer's scales of K and V.
     fp8: torch.dtype | None = None
     scales: tuple[float, float] | None = None
@@ -200,7 +202,7 @@ class Engine:
 
     def _config(self) -> VllmConfig:
         setup = self.setup
-        model = _model(setup.kv_heads)
+        model = _model(setup.kv_heads, setup.layers, setup.head_dim)
         extra: dict[str, Any] = {"num_threads": 0, "enforce_handshake_compat": setup.enforce_hash}
         if setup.convert:
             extra["convert_kv_pages"] = setup.convert
@@ -223,7 +225,7 @@ class Engine:
                 kv_connector_extra_config=extra,
             ),
         )
-        for layer in range(LAYERS):
+        for layer in range(setup.layers):
             config.compilation_config.static_forward_context[f"model.layers.{layer}.attn"] = _Layer(
                 setup.backend, setup.scales
             )
@@ -242,35 +244,41 @@ class Engine:
             FullAttentionSpec(
                 block_size=self.setup.block_size,
                 num_kv_heads=self.heads,
-                head_size=HEAD_DIM,
+                head_size=self.setup.head_dim,
                 dtype=DTYPE if self.setup.fp8 is None else torch.uint8,
             )
         )
         page = spec.page_size_bytes
         layer_stride, block_stride = page * blocks, page
         if layout.name == PLANES:
-            layer_stride, block_stride = compute_layout_strides(spec, blocks, LAYERS, layout)[:2]
+            layer_stride, block_stride = compute_layout_strides(spec, blocks, self.setup.layers, layout)[:2]
         tensor = KVCacheTensor(
-            size=page * blocks * LAYERS, layers=self.names, layer_stride=layer_stride, block_stride=block_stride
+            size=page * blocks * self.setup.layers,
+            layers=self.names,
+            layer_stride=layer_stride,
+            block_stride=block_stride,
         )
-        views = create_kv_cache_views(torch.zeros(tensor.size, dtype=torch.int8), spec, blocks, layout, tensor)
+        views = create_kv_cache_views(self._storage(tensor.size), spec, blocks, layout, tensor)
         kv_config = KVCacheConfig(
             num_blocks=blocks, kv_cache_tensors=[tensor], kv_cache_groups=[KVCacheGroupSpec(self.names, spec)]
         )
         kv_config.kv_cache_layout = layout.name
         return kv_config, dict(zip(self.names, views, strict=True))
 
+    def _storage(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int8)
+
     @property
     def page(self) -> PageFormat:
         kind, size = self.setup.backend.kv_page_kind, self.setup.block_size
         if self.setup.fp8 is None:
-            return PageFormat(kind, DTYPE, self.heads, size, HEAD_DIM)
-        return PageFormat(kind, self.setup.fp8, self.heads, size, HEAD_DIM, "per_tensor")
+            return PageFormat(kind, DTYPE, self.heads, size, self.setup.head_dim)
+        return PageFormat(kind, self.setup.fp8, self.heads, size, self.setup.head_dim, "per_tensor")
 
     @property
     def places(self) -> torch.Tensor:
         setup = self.setup
-        return places(setup.backend.kv_page_kind, self.heads, setup.block_size, HEAD_DIM, setup.bits.itemsize)
+        return places(setup.backend.kv_page_kind, self.heads, setup.block_size, setup.head_dim, setup.bits.itemsize)
 
     def rank_heads(self, rank: int) -> slice:
         first = rank * self.setup.kv_heads // self.setup.tp
@@ -299,9 +307,11 @@ class Engine:
     def read(self, blocks: Sequence[int]) -> torch.Tensor:
         """The keys and values that this engine's kernels would see, `[layers, blocks, 2, kv heads, N, D]`."""
         places = self.places
-        found = torch.empty(LAYERS, len(blocks), 2, self.setup.kv_heads, *places.shape[2:], dtype=self.setup.bits)
+        found = torch.empty(
+            self.setup.layers, len(blocks), 2, self.setup.kv_heads, *places.shape[2:], dtype=self.setup.bits
+        )
         for rank in range(self.setup.tp):
-            for layer in range(LAYERS):
+            for layer in range(self.setup.layers):
                 pages = self.bits(rank, layer)[list(blocks)]
                 mine = pages[:, places.flatten()].view(len(blocks), *places.shape)
                 found[layer, :, :, self.rank_heads(rank)] = mine
@@ -350,6 +360,7 @@ class Fleet:
 def values_of(prefill: Engine, seed: int = 0) -> torch.Tensor:
     """Arbitrary keys and values for every block of an engine."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (LAYERS, prefill.setup.blocks, 2, prefill.setup.kv_heads, prefill.setup.block_size, HEAD_DIM)
+    setup = prefill.setup
+    shape = (setup.layers, setup.blocks, 2, setup.kv_heads, setup.block_size, setup.head_dim)
     bits = torch.iinfo(prefill.setup.bits)
     return torch.randint(bits.min, bits.max + 1, shape, dtype=prefill.setup.bits, generator=generator)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What our workers change of where vLLM puts the bytes of pages of another size, for pages in two halves."""
+"""What our workers change of how vLLM describes pages in two halves: pages of another size, neighbouring halves."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.tp_mapping import TPMapping
 
 from flashinfer.integrations.vllm.nixl import landing
+from flashinfer.integrations.vllm.nixl.halves import Alternating, alternating_rows, page_by_page
 from flashinfer.integrations.vllm.nixl.landing import Half, Rows
 from flashinfer.integrations.vllm.nixl.local_pages import LocalPages
 
@@ -41,11 +44,45 @@ class LandingMixin(NixlBaseConnectorWorker, abc.ABC):
             )
         ]
 
+    @property
+    def _alternates(self) -> bool:
+        """Whether the halves of a local page are neighbours, and listed as such."""
+        return isinstance(self.dst_region_num_blocks.get(self.engine_id), Alternating)
+
     def _build_fa_local(self, base_addresses: list[int], block_size_ratio: int) -> Rows:
         if block_size_ratio == 1 or not self._pages.two_slots:
             rows: Rows = super()._build_fa_local(base_addresses, block_size_ratio)
-            return rows
+            return alternating_rows(rows) if self._alternates else rows
         return landing.small_pages(self._halves(base_addresses), block_size_ratio, self.device_id)
+
+    def _build_fa_remote(self, plan: TPMapping, nixl_agent_meta: NixlAgentMetadata, block_size_ratio: int) -> Rows:
+        rows: Rows = super()._build_fa_remote(plan, nixl_agent_meta, block_size_ratio)
+        return alternating_rows(rows) if isinstance(nixl_agent_meta.region_num_blocks, Alternating) else rows
+
+    def _compute_desc_ids(
+        self,
+        block_ids: Any,
+        dst_num_blocks: int,
+        block_size_ratio: float | None,
+        physical_blocks_per_logical: int,
+        region_num_blocks: list[int] | None = None,
+        region_group_ids: list[int] | None = None,
+        uses_region_group_mapping: bool | None = None,
+    ) -> npt.NDArray[np.int64]:
+        ids: npt.NDArray[np.int64] = super()._compute_desc_ids(
+            block_ids,
+            dst_num_blocks,
+            block_size_ratio,
+            physical_blocks_per_logical,
+            region_num_blocks,
+            region_group_ids,
+            uses_region_group_mapping,
+        )
+        if not self._alternates:
+            return ids
+        # Both lists of a transfer come through here and get the same order; the names are of each side by itself.
+        alternating = isinstance(region_num_blocks, Alternating) and block_size_ratio in (None, 1)
+        return page_by_page(ids, region_num_blocks or self.region_num_blocks, alternating=alternating)
 
     def get_mapped_blocks(self, block_ids: Any, block_size_ratio: int) -> Any:
         if not self._pages.two_slots:

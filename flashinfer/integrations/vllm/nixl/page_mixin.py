@@ -43,6 +43,7 @@ from flashinfer.integrations.vllm.nixl.agreement import (
     agree_to_send,
 )
 from flashinfer.integrations.vllm.nixl.conversion import Conversion, Conversions
+from flashinfer.integrations.vllm.nixl.halves import Alternating, abut
 from flashinfer.integrations.vllm.nixl.landing import regions_in_halves
 from flashinfer.integrations.vllm.nixl.landing_mixin import LandingMixin
 from flashinfer.integrations.vllm.nixl.local_pages import LocalPages
@@ -179,6 +180,10 @@ class PageFormatMixin(LandingMixin):
         self.num_regions = len(parts)
         self.num_descs = sum(self.region_num_blocks)
         self.dst_region_num_blocks[self.engine_id] = self.region_num_blocks
+        # Shares of whole pages, which a writer of halves cuts for more ranks than its own, cannot be listed like this.
+        joinable = self._pages.two_slots and not self._uses_region_group_mapping
+        if joinable and abut(addresses, self.block_stride_per_layer):
+            self.dst_region_num_blocks[self.engine_id] = Alternating(self.region_num_blocks)
         self.dst_region_group_ids[self.engine_id] = self.region_group_ids
         self.dst_region_mem_types[self.engine_id] = self.region_mem_types
 
@@ -262,6 +267,8 @@ class PageFormatMixin(LandingMixin):
         agreement = self._agreements[said.engine_id]
         if agreement.src is not None and len(said.block_lens) < len(self.region_names):
             self._present_halves(nixl_agent_meta, remote_tp_size)
+        if self._alternates and abut(nixl_agent_meta.kv_caches_base_addr, nixl_agent_meta.block_strides):
+            nixl_agent_meta.region_num_blocks = Alternating(nixl_agent_meta.region_num_blocks)
         return super().add_remote_agent(nixl_agent_meta, remote_tp_rank, remote_tp_size, remote_dcp_size)
 
     def _add_notif_only_remote_agent(
