@@ -47,7 +47,7 @@ def alternating_rows(rows: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     rows
         `[regions, 5]` uint64: address, length, device, stride, count. A length may be a part of a half.
     """
-    joined = rows[::2].copy()
+    joined: np.ndarray = rows[::2].copy()
     joined[:, 3] //= 2
     joined[:, 4] *= 2
     return joined
