@@ -9,6 +9,10 @@ ARGS ?=
 # These want vLLM, whose own environment runs them; those of engines want an idle machine too.
 VLLM_TESTS = tests/rocm_tests/vllm
 ENGINES = tests/rocm_tests/vllm/test_served.py tests/rocm_tests/vllm/test_demo.py
+# Left out of make test: they compile for minutes, or want vLLM, whose own environment runs them.
+AITER_BUILD = tests/rocm_tests/gfx/test_aiter_build.py
+ENGINES = $(addprefix tests/rocm_tests/vllm/test_,served.py models.py demo.py)
+LEFT_OUT = $(AITER_BUILD) tests/rocm_tests/vllm
 
 .PHONY: help demo demo-vllm test lint format venv rocm aiter aiter-sources vllm vllm-engines clean
 .DEFAULT_GOAL := help
@@ -33,11 +37,11 @@ aiter: venv rocm ## of these, those that compile AITER's own cache kernels for g
 aiter-sources: venv
 	@scripts/setup_aiter || echo "aiter: no sources of AITER; tests that need them say so"
 
-vllm: ## the tests of what vLLM runs of this, in an environment of their own
+vllm: ## the tests of what vLLM runs of this, real engines included, in an environment of their own
 	@scripts/setup_vllm_venv
-	@.venv-vllm/bin/python -m pytest -q --timeout 300 tests/rocm_tests/vllm $(ENGINES:%=--ignore=%)
+	@.venv-vllm/bin/python -m pytest -q --timeout 300 tests/rocm_tests/vllm
 
-vllm-engines: ## the same with real engines in processes of their own; wants an idle machine
+vllm-engines: ## those with real engines alone: prefill and decoder in processes of their own, two servers and a proxy
 	@scripts/setup_vllm_venv
 	@.venv-vllm/bin/python -m pytest -q $(ENGINES)
 

@@ -37,6 +37,21 @@ def engines() -> Any:
     return engines
 
 
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Where real engines come from."""
+    pytest.importorskip("vllm", reason="needs vLLM")
+    import torch
+
+    from rocm_tests.vllm import served
+
+    # The cores are the engines'; with two threads beside them the oracle took twenty times as long.
+    torch.set_num_threads(1)
+    nursery = served.Nursery(tmp_path_factory.mktemp("engines"))
+    yield nursery
+    nursery.close()
+
+
 @pytest.fixture
 def fleet(engines: Any) -> Iterator[Any]:
     fleet = engines.Fleet()

@@ -58,16 +58,6 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    pytest.importorskip("vllm", reason="needs vLLM")
-    from rocm_tests.vllm import served
-
-    nursery = served.Nursery(tmp_path_factory.mktemp("engines"))
-    yield nursery
-    nursery.close()
-
-
-@pytest.fixture(scope="module")
 def world(nursery: Any) -> Iterator[World]:
     from rocm_tests.vllm import served
 

@@ -27,7 +27,7 @@ def let_progress_threads_sleep() -> None:
         return
     bindings: Any = sys.modules[nixl_utils.NixlWrapper.__module__].nixlBind
 
-    class PausingAgent(bindings.nixlAgent):  # type: ignore[misc]
+    class PausingAgent(bindings.nixlAgent):
         def __init__(self, name: str, config: Any) -> None:
             config.pthrDelay = _PAUSE_US
             super().__init__(name, config)
