@@ -27,7 +27,7 @@ from flashinfer.cli.handoff_job.report import Comparison
 from flashinfer.cli.vllm_job import client
 from flashinfer.cli.vllm_job.checkpoint import checkpoint
 from flashinfer.cli.vllm_job.proxy import COMPLETIONS
-from flashinfer.cli.vllm_job.servers import MODEL_NAME, PAGE_SIZE, Servers, free_ports
+from flashinfer.cli.vllm_job.servers import MAX_TOKENS, MODEL_NAME, PAGE_SIZE, Servers, free_ports
 from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.jit.cache import cache_root
 from flashinfer.kv import PageFormat
@@ -105,8 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the job; 0 if the verdict is "identical"."""
-    if args.max_new_tokens < 1:
-        raise InvalidArgumentError(f"handoff-vllm: --max-new-tokens must be at least 1, got {args.max_new_tokens}")
+    if not 1 <= args.max_new_tokens < MAX_TOKENS:
+        raise InvalidArgumentError(
+            f"handoff-vllm: --max-new-tokens must be at least 1 and below {MAX_TOKENS}, got {args.max_new_tokens}"
+        )
     absent = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
         raise MissingPackageError(
@@ -137,6 +139,10 @@ def _hand_off(
 ) -> Report:
     chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": prompt}], "add_generation_prompt": True}
     prompt_ids = client.ask(f"{prefill}/tokenize", chat)["tokens"]
+    if len(prompt_ids) + count > MAX_TOKENS:
+        raise InvalidArgumentError(
+            f"handoff-vllm: --prompt and new tokens must be at most {MAX_TOKENS} tokens, got {len(prompt_ids)} + {count}"
+        )
     request = {"model": MODEL_NAME, "prompt": prompt_ids, "max_tokens": count, "temperature": 0}
     show(f"> {prompt.strip()}\n\n")
     token_ids: list[int] = []

@@ -25,6 +25,7 @@ from flashinfer.core.errors import FlashInferError
 
 MODEL_NAME = "model"
 PAGE_SIZE = 16
+MAX_TOKENS = 2048
 _KV_CACHE_BYTES = 256 << 20
 _START_S = 600.0
 _GRACE_S = 10.0
@@ -78,7 +79,7 @@ class Servers:
             *("-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint), "--served-model-name", MODEL_NAME),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"),
             *("--attention-backend", "CUSTOM", "--block-size", str(PAGE_SIZE), "--no-enable-prefix-caching"),
-            *("--max-model-len", "2048", "--max-num-seqs", "4"),
+            *("--max-model-len", str(MAX_TOKENS), "--max-num-seqs", "4"),
             *("--kv-cache-memory-bytes", str(_KV_CACHE_BYTES), "--kv-transfer-config", json.dumps(transfer)),
         ]
         variables = {"FLASHINFER_VLLM_PAGES": pages, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port)}
