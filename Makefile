@@ -6,13 +6,9 @@ BIN := .venv/bin
 CSRC = $$(find csrc_rocm -name '*.h' -o -name '*.cc' -o -name '*.cu' | sort)
 # What the command line hands to pytest or to the demo: make test ARGS="-k page", make demo ARGS="--no-convert".
 ARGS ?=
-# These want vLLM, whose own environment runs them; those of engines want an idle machine too.
+# These want vLLM, whose own environment runs them.
 VLLM_TESTS = tests/rocm_tests/vllm
-ENGINES = tests/rocm_tests/vllm/test_served.py tests/rocm_tests/vllm/test_demo.py
-# Left out of make test: they compile for minutes, or want vLLM, whose own environment runs them.
-AITER_BUILD = tests/rocm_tests/gfx/test_aiter_build.py
-ENGINES = $(addprefix tests/rocm_tests/vllm/test_,served.py models.py demo.py)
-LEFT_OUT = $(AITER_BUILD) tests/rocm_tests/vllm
+ENGINES = $(addprefix $(VLLM_TESTS)/test_,served.py models.py demo.py)
 
 .PHONY: help demo demo-vllm test lint format venv rocm aiter aiter-sources vllm vllm-engines clean
 .DEFAULT_GOAL := help
@@ -39,7 +35,7 @@ aiter-sources: venv
 
 vllm: ## the tests of what vLLM runs of this, real engines included, in an environment of their own
 	@scripts/setup_vllm_venv
-	@.venv-vllm/bin/python -m pytest -q --timeout 300 tests/rocm_tests/vllm
+	@.venv-vllm/bin/python -m pytest -q --timeout 300 $(VLLM_TESTS)
 
 vllm-engines: ## those with real engines alone: prefill and decoder in processes of their own, two servers and a proxy
 	@scripts/setup_vllm_venv

@@ -147,7 +147,7 @@ class MlaContextAttention:
         Raises
         ------
         InvalidArgumentError
-            For a layer that `gather_kv_b_proj` would refuse, and for pages that are not of `page_size` tokens.
+            For a layer that is not of the shape, and for what `gather_kv_b_proj` would refuse.
         """
         for name, dtype in (("model_dtype", model_dtype), ("q_data_type", q_data_type)):
             if not isinstance(dtype, torch.dtype):
@@ -188,12 +188,15 @@ class MlaContextAttention:
         weight_scale: torch.Tensor | None,
         model_dtype: torch.dtype,
     ) -> None:
-        """Refuse what no way could take."""
+        """Refuse what no way could take; sizes first, in the words of the layer's shape."""
+        shape = self._shape
+        rows = shape.num_heads * (shape.qk_nope_head_dim + shape.v_head_dim)
+        width = shape.kv_lora_rank + shape.qk_rope_head_dim
+        if not isinstance(kv_cache, torch.Tensor) or kv_cache.shape[1:] != (self._page_size, width):
+            fail(ATTENTION, "kv_cache", f"[pages, {self._page_size}, {width}]", describe(kv_cache))
+        if not isinstance(weight, torch.Tensor) or weight.shape != (rows, shape.kv_lora_rank):
+            fail(ATTENTION, "kv_b_proj_weight", f"[{rows}, {shape.kv_lora_rank}]", describe(weight))
         ops.gather_kv_b_proj.check_call(self._gather_arguments(kv_cache, weight, kv_scale, weight_scale, model_dtype))
-        if kv_cache.size(1) != self._page_size:
-            fail(ATTENTION, "kv_cache", f"of pages of {self._page_size} tokens", describe(kv_cache))
-        if weight.size(1) != self._shape.kv_lora_rank:
-            fail(ATTENTION, "kv_b_proj_weight", f"of {self._shape.kv_lora_rank} columns, the rank", describe(weight))
 
     def _why_not(self, kv_cache: torch.Tensor, q_data_type: torch.dtype) -> str | None:
         """What both ways need."""

@@ -34,14 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build each module for each architecture and print its path."""
+    """Build each module for each architecture, host code once for all, and print its path."""
     toolchains = [Toolchain.parse(arch) for arch in architectures(args.arch)]
     specs = chosen(native_specs(), args.names)
     root = args.out.absolute() if args.out else None
-    for toolchain in toolchains:
-        for spec in specs:
-            if spec.exists_for(toolchain.target):
-                print(build(spec, toolchain, root=root), flush=True)
+    host = Toolchain("cpu")
+    wanted = [(spec, host if spec.is_host_code else toolchain) for toolchain in toolchains for spec in specs]
+    # What GPUs need of host code would else be missing where nothing may be compiled.
+    for spec, toolchain in dict.fromkeys(wanted):
+        if spec.exists_for(toolchain.target):
+            print(build(spec, toolchain, root=root), flush=True)
     # Last, as they may fail by no fault of this package's.
     for toolchain in toolchains:
         if toolchain.target in aiter_lib.TARGETS and (not args.names or aiter_lib.NAME in args.names):

@@ -141,7 +141,8 @@ def _hand_off(
     prompt_ids = client.ask(f"{prefill}/tokenize", chat)["tokens"]
     if len(prompt_ids) + count > MAX_TOKENS:
         raise InvalidArgumentError(
-            f"handoff-vllm: --prompt and new tokens must be at most {MAX_TOKENS} tokens, got {len(prompt_ids)} + {count}"
+            f"handoff-vllm: --prompt and new tokens must be at most {MAX_TOKENS} tokens, "
+            f"got {len(prompt_ids)} + {count}"
         )
     request = {"model": MODEL_NAME, "prompt": prompt_ids, "max_tokens": count, "temperature": 0}
     show(f"> {prompt.strip()}\n\n")

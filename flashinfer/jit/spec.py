@@ -136,6 +136,11 @@ class JitSpec:
         """Whether the module can be built for the target."""
         return bool(self.kernels_for(target)) or not (self.kernels or self.kernels_cpu)
 
+    @property
+    def is_host_code(self) -> bool:
+        """Whether devices of every kind use the module that is built for the CPU."""
+        return bool(self.kernels_cpu) and not self.kernels and self.foreign is None
+
     def config_header(self) -> str:
         """Text of the generated header."""
         lines = [f"#define {name} {value}" for name, value in self.defines]

@@ -13,7 +13,7 @@ import torch
 
 import flashinfer
 from flashinfer.backends import native
-from flashinfer.jit import build, load
+from flashinfer.jit import build, load, toolchain
 from rocm_tests.backends.aiter_standin import found, install
 
 DECLINED = "needs an AMD GPU, got cpu"
@@ -28,6 +28,17 @@ def test_every_module_is_ready_or_says_why_not() -> None:
     assert answers.pop("page_aiter") == DECLINED
     assert answers == dict.fromkeys(modules())
     assert flashinfer.warmup(torch.device("cpu", 0)) == flashinfer.warmup("cpu")
+
+
+def test_a_gpu_gets_the_host_code_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planners of batches on a GPU: their modules exist for the CPU only."""
+    loaded: dict[str, str] = {}
+    monkeypatch.setattr(load, "load_module", lambda spec, device: loaded.update({spec.name: str(device)}))
+    monkeypatch.setattr(toolchain.Toolchain, "for_device", lambda device: toolchain.Toolchain("hip", "gfx942"))
+    answers = native.prepare_all(torch.device("cuda", 0))
+    assert answers == dict.fromkeys(loaded)
+    assert {name for name, device in loaded.items() if device == "cpu"} == {"mla", "plan"}
+    assert loaded["page"] == "cuda:0"
 
 
 def test_the_first_call_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +87,7 @@ def test_a_gpu_that_is_not_there() -> None:
 @pytest.mark.gpu
 def test_the_current_gpu_is_the_default() -> None:
     answers = flashinfer.warmup()
-    assert all(answers[spec.name] is None for spec in native.specs() if spec.exists_for("cuda"))
+    assert all(answers[spec.name] is None for spec in native.specs() if spec.exists_for("cuda") or spec.is_host_code)
     assert torch.device("cuda", 0) in load._by_device["page"]
 
 

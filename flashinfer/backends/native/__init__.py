@@ -24,12 +24,14 @@ def specs() -> list[JitSpec]:
 
 
 def prepare_all(device: torch.device) -> dict[str, str | None]:
-    """Build and load every module that exists for the device; raises what `load_module` raises."""
+    """Build and load every module that calls on the device use; raises what `load_module` raises."""
+    import torch
+
     from flashinfer.jit.load import load_module
     from flashinfer.jit.toolchain import Toolchain
 
-    target = Toolchain.for_device(device).target
-    ready = [spec for spec in specs() if spec.exists_for(target)]
+    target, host = Toolchain.for_device(device).target, torch.device("cpu")
+    ready = [spec for spec in specs() if spec.is_host_code or spec.exists_for(target)]
     for spec in ready:
-        load_module(spec, device)
+        load_module(spec, host if spec.is_host_code else device)
     return {spec.name: None for spec in ready}

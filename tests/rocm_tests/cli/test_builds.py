@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from flashinfer.cli import COMMANDS, build, main, module_status, show_config
 from flashinfer.core import env
 from flashinfer.jit import cache
+from flashinfer.jit.spec import JitSpec
 from flashinfer.version import __version__
 from rocm_tests.backends.aiter_standin import found, install
 from rocm_tests.jit.toy import SOURCES, SPEC
@@ -59,6 +61,26 @@ def test_build_for_the_ahead_of_time_folder(tmp_path: Path, capsys: pytest.Captu
     library = Path(capsys.readouterr().out.strip())
     assert cache.find(SPEC, build.Toolchain("cpu")) == (build.Toolchain("cpu"), library)
     assert not cache.cache_root().exists()
+
+
+def test_host_code_is_built_once_and_for_every_architecture(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planners run on the host of a GPU, also of one for which nothing else is wanted."""
+    built: list[tuple[str, str]] = []
+
+    def note(spec: JitSpec, toolchain: build.Toolchain, root: Path | None = None) -> str:
+        built.append((spec.name, toolchain.arch or toolchain.target))
+        return "path"
+
+    host = dataclasses.replace(SPEC, name="host", kernels=())
+    monkeypatch.setattr(build, "native_specs", lambda: [SPEC, host])
+    monkeypatch.setattr(build, "build", note)
+    assert main(["build", "--arch", "gfx942"]) == 0
+    assert built == [("toy", "gfx942"), ("host", "cpu")]
+    built.clear()
+    assert main(["build", "--arch", "cpu,gfx942,gfx950"]) == 0
+    assert built == [("toy", "cpu"), ("host", "cpu"), ("toy", "gfx942"), ("toy", "gfx950")]
 
 
 @pytest.mark.parametrize(

@@ -230,12 +230,12 @@ def test_sizes_that_no_layer_has(sizes: dict[str, Any], sentence: str) -> None:
     [
         (
             {"kv_cache": torch.zeros(3, 8, 144).bfloat16()},
-            "MlaContextAttention: kv_cache must be of pages of 4 tokens, got",
+            "MlaContextAttention: kv_cache must be [pages, 4, 144], got bfloat16[3, 8, 144]",
         ),
-        ({"kv_cache": None}, "gather_kv_b_proj: kv_cache must be a tensor, got NoneType"),
+        ({"kv_cache": None}, "MlaContextAttention: kv_cache must be [pages, 4, 144], got NoneType"),
         (
             {"kv_b_proj_weight": torch.zeros(192, 64).bfloat16()},
-            "gather_kv_b_proj: kv_b_proj_weight must be of 480 rows",
+            "MlaContextAttention: kv_b_proj_weight must be [192, 128], got bfloat16[192, 64]",
         ),
         ({"kv_scale": torch.ones(1)}, "gather_kv_b_proj: kv_scale must be None with values of torch.bfloat16"),
         ({"model_dtype": "bf16"}, "MlaContextAttention: model_dtype must be a torch.dtype, got 'bf16'"),
