@@ -60,6 +60,7 @@ def paged_attention(
     mask_indptr: torch.Tensor | None = None,
     max_q_len: int = 0,
     max_kv_len: int = 0,
+    split_size: int = 0,
     scratch: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
@@ -98,8 +99,13 @@ def paged_attention(
         and little-endian. Request b's begin with byte `mask_indptr[b]` of the uint8 `custom_mask`.
     max_q_len, max_kv_len
         The longest query and the longest request, if known, else 0. They choose how work is cut, never its result.
+    split_size
+        0: the keys of a batch are cut as suits the device, and the order in which a request's are summed up depends on
+        the batch. Else every so many of its keys (rounded up to 128) are summed up by themselves, and a request has
+        the same result, bit by bit, in every batch with the same `max_q_len`; 2^31 - 1 cuts nothing.
     scratch
-        float32 for partial results, `flashinfer.core.attention_work.scratch_elements` of them; allocated if None.
+        float32 for partial results, `flashinfer.core.attention_work.scratch_elements` of them, or what `FixedPieces`
+        there says with a `split_size`; allocated if None.
     out, lse
         Tensors to write into; allocated if None.
     return_lse
@@ -129,7 +135,7 @@ def paged_attention(
     ops.paged_attention(
         *(q, k_cache, v_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, kv_layout, causal),
         *(_scale(ops.PAGED, q, sm_scale), window_left, logits_soft_cap, k_scale, v_scale),
-        *(sinks, custom_mask, mask_indptr, needs_lse, max_q_len, max_kv_len, scratch, out, lse),
+        *(sinks, custom_mask, mask_indptr, needs_lse, max_q_len, max_kv_len, split_size, scratch, out, lse),
         backend=backend,
     )
     return (out, lse) if return_lse else out
@@ -153,6 +159,7 @@ def ragged_attention(
     mask_indptr: torch.Tensor | None = None,
     max_q_len: int = 0,
     max_kv_len: int = 0,
+    split_size: int = 0,
     scratch: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
@@ -171,7 +178,7 @@ def ragged_attention(
     qo_indptr, kv_indptr
         `[batch_size + 1]` int32 or int64, where each request's queries and keys begin.
     causal, sm_scale, window_left, logits_soft_cap, k_scale, v_scale, sinks, custom_mask, mask_indptr, max_q_len, \
-max_kv_len, scratch, out, lse, return_lse, backend
+max_kv_len, split_size, scratch, out, lse, return_lse, backend
         As in `paged_attention`.
 
     Returns
@@ -192,7 +199,8 @@ max_kv_len, scratch, out, lse, return_lse, backend
     out, lse = _results(ops.RAGGED, q, v, out, lse)
     ops.ragged_attention(
         *(q, k, v, qo_indptr, kv_indptr, causal, _scale(ops.RAGGED, q, sm_scale), window_left, logits_soft_cap),
-        *(k_scale, v_scale, sinks, custom_mask, mask_indptr, needs_lse, max_q_len, max_kv_len, scratch, out, lse),
+        *(k_scale, v_scale, sinks, custom_mask, mask_indptr, needs_lse, max_q_len, max_kv_len, split_size),
+        *(scratch, out, lse),
         backend=backend,
     )
     return (out, lse) if return_lse else out

@@ -27,13 +27,25 @@ class BatchAttention(PlannedPagedAttention):
     kv_layout
         "NHD", "HND" or "SHUFFLED", as in `append_paged_kv_cache`.
     device
-        Where queries and cache are.
+        Where queries and cache are; by default the current GPU, or the CPU where torch has no GPU.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `device` is not of this machine.
     """
 
     _name = WRAPPER
 
-    def __init__(self, kv_layout: str = "NHD", device: torch.device | str = "cuda") -> None:
-        workspace = torch.empty(0, dtype=torch.uint8, device=device)
+    def __init__(self, kv_layout: str = "NHD", device: torch.device | str | None = None) -> None:
+        found = f"torch finds {torch.cuda.device_count()} GPUs"
+        try:
+            place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+        except (RuntimeError, TypeError):
+            fail(WRAPPER, "device", "a device of torch's", repr(device), found)
+        if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+            fail(WRAPPER, "device", "the CPU or a GPU of this machine", repr(str(place)), found)
+        workspace = torch.empty(0, dtype=torch.uint8, device=place)
         super().__init__(workspace, kv_layout, False, "auto", None, None, None)
 
     def plan(

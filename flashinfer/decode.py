@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -137,8 +136,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedPagedAttention):
         q_len_per_req
             Queries of each request; more than one see the keys causally, unless `is_causal` is False.
         fixed_split_size, disable_split_kv
-            Refused, if a positive size or True, but for the backend "reference": how the keys of a request are summed
-            up depends on the batch.
+            Pages after which a request's sums begin anew (in whole tiles of 128 keys), or that they never do. Either
+            makes the result of a request the same, bit by bit, in every batch. Pieces take memory of the workspace:
+            `workspace_size` says how much. A graph's plans must all say the same.
         non_blocking, block_tables, seq_lens, rope_scale, rope_theta
             Have no effect.
         pos_encoding_mode, window_right, o_data_type, use_token_head_sf
@@ -213,6 +213,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedPagedAttention):
             measured = self._measure(qo, kv, None, page_size, "global_override_indptr_cpu")
         if not buffers_are_written:
             self._keep_pages(None, indptr, indices, last_page_len, measured.total_pages, "indices")
+        self._fixed_q_len = q_len_per_req
         if (
             self._qo_indptr_buf is None
             or q_len_per_req != self._q_len_per_req
@@ -291,7 +292,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedPagedAttention):
         scales = scales_of(WRAPPER, q_scale, k_scale, v_scale)
         return self._run_pages(q, paged_kv_cache, self._options, scales, sinks, Results(WRAPPER, out, lse, return_lse))
 
-    run_return_lse = functools.partialmethod(run, return_lse=True)
+    def run_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """`run` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
+        return self.run(*args, **{"return_lse": True, **options})
 
     def forward(
         self,
@@ -315,7 +318,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedPagedAttention):
         scales = scales_of(WRAPPER, q_scale, k_scale, v_scale)
         return self._run_pages(q, paged_kv_cache, options, scales, None, Results(WRAPPER, None, None, return_lse))
 
-    forward_return_lse = functools.partialmethod(forward, return_lse=True)
+    def forward_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """`forward` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
+        return self.forward(*args, **{"return_lse": True, **options})
 
 
 def _dtypes(

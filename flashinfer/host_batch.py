@@ -38,11 +38,14 @@ class HostBatch:
     max_q_len: int
     max_kv_len: int
 
+    def kv_lens(self) -> list[int]:
+        """Keys of each request, a bound if last page lengths are not known."""
+        last = self.last or [self.page_size] * len(self.pages)
+        return [(p - 1) * self.page_size + t if p else 0 for p, t in zip(self.pages, last, strict=True)]
+
     def mask_bits(self) -> torch.Tensor:
         """Bits of each request's mask, `q_len * kv_len`, int64."""
-        last = self.last or [self.page_size] * len(self.pages)
-        lens = [(p - 1) * self.page_size + t if p else 0 for p, t in zip(self.pages, last, strict=True)]
-        return torch.tensor(self.q_lens, dtype=torch.int64) * torch.tensor(lens, dtype=torch.int64)
+        return torch.tensor(self.q_lens, dtype=torch.int64) * torch.tensor(self.kv_lens(), dtype=torch.int64)
 
 
 def lists(*metadata: torch.Tensor) -> list[list[int]]:

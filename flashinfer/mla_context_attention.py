@@ -408,7 +408,7 @@ class MlaContextAttention:
         attention_ops.ragged_attention(
             *(q, k, v, qo_indptr, kv_indptr, causal, self._sm_scale, -1, 0.0, 1.0, 1.0, None, None, None, True),
             *lengths,
-            *(None, out, lse),
+            *(0, None, out, lse),
             backend=self._attention_backend,
         )
 

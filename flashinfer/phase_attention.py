@@ -398,7 +398,7 @@ class BatchPhaseAttentionWrapper:
         attention_ops.paged_attention(
             *(call.q[rows], *call.caches, words[qo], table, indices),
             *(words[plan.last_page_len][requests], self._kv_layout, True, options.sm_scale, options.window_left),
-            *(options.logits_soft_cap, *call.scales, call.sinks, None, None, call.needs_lse, max_q_len, 0, None),
+            *(options.logits_soft_cap, *call.scales, call.sinks, None, None, call.needs_lse, max_q_len, 0, 0, None),
             *(call.out[rows], call.lse[rows]),
             backend=self._backend,
         )
@@ -417,7 +417,7 @@ class BatchPhaseAttentionWrapper:
         k, v = fresh
         attention_ops.ragged_attention(
             *(call.q[rows], k[rows], v[rows], words[qo], words[qo], True, options.sm_scale, options.window_left),
-            *(options.logits_soft_cap, 1.0, 1.0, call.sinks, None, None, needs_lse, max_q_len, max_q_len, None),
+            *(options.logits_soft_cap, 1.0, 1.0, call.sinks, None, None, needs_lse, max_q_len, max_q_len, 0, None),
             *(call.out[rows], call.lse[rows]),
             backend=self._backend,
         )
@@ -449,7 +449,21 @@ class BatchPhaseAttentionWrapper:
         # Keys that all queries see: the scale of FP8 was applied on the way.
         attention_ops.ragged_attention(
             *(q, k, v, words[chunk.qo_indptr], words[chunk.kv_indptr], False, options.sm_scale, -1),
-            *(options.logits_soft_cap, 1.0, 1.0, None, None, None, True, plan.max_q_lens[1], 0, None, part, part_lse),
+            *(
+                options.logits_soft_cap,
+                1.0,
+                1.0,
+                None,
+                None,
+                None,
+                True,
+                plan.max_q_lens[1],
+                0,
+                0,
+                None,
+                part,
+                part_lse,
+            ),
             backend=self._backend,
         )
         merge_ops.merge_state_in_place(

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flashinfer.core.attention_work import scratch_elements
+from flashinfer.core.attention_work import NO_SPLIT, FixedPieces, scratch_elements
 from flashinfer.core.checks import INDEX_DTYPES, INT32_MAX, describe, fail, integer, number, refuse_extras
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.custom_mask import mask_indptr, pack_mask
@@ -159,8 +159,8 @@ class CachedModule:
         wrapper, rest = self._wrapper, args[3:]
         if len(args) in (19, 20, 21):
             qo_indptr, kv_indptr, _, _, _, _, _, page_size = rest[:8]
-            wrapper._refuse_splits(*rest[13:15])
             wrapper._measure(qo_indptr.tolist(), kv_indptr.tolist(), None, page_size)
+            wrapper._keep_splits(*rest[13:15])
         elif len(args) == 15:
             kv_indptr, batch, _, _, page_size = rest[:5]
             wrapper._measure(list(range(batch + 1)), kv_indptr.tolist(), None, page_size)
@@ -185,6 +185,8 @@ class PlannedAttention:
     """
 
     _name = "PlannedAttention"
+    # Queries of a request for which blocks of a fixed size are chosen, where a plan knows them whatever the batch.
+    _fixed_q_len = 0
 
     def __init__(
         self, float_workspace_buffer: torch.Tensor, kv_layout: str, use_cuda_graph: bool, backend: str
@@ -208,7 +210,9 @@ class PlannedAttention:
         self._mask_indptr_buf: torch.Tensor | None = None
         self._fixed_batch_size: int | None = None
         self._planned = False
-        self._scratch_of: tuple[torch.Tensor, int, torch.Tensor] | None = None
+        self._scratch_of: tuple[torch.Tensor, int, bool, torch.Tensor] | None = None
+        self._batch: HostBatch | None = None
+        self._split_size = 0
         self._batch_size = self._num_qo_heads = self._num_kv_heads = self._page_size = 0
         self._head_dim_qk = self._head_dim_vo = 0
         self._qo_indptr_last = self._max_q_len = self._max_kv_len = 0
@@ -283,19 +287,34 @@ class PlannedAttention:
             If there is no plan.
         """
         self._require_plan("workspace_size()")
-        return 4 * scratch_elements(self._head_dim_vo, self.device)
+        return self._workspace_need()
+
+    def _workspace_need(self) -> int:
+        if not 0 < self._split_size < NO_SPLIT or self._batch is None:
+            return 4 * scratch_elements(self._head_dim_vo, self.device)
+        group = max(self._num_qo_heads // max(self._num_kv_heads, 1), 1)
+        fixed = FixedPieces.of(group, self._fixed_q_len, self._split_size)
+        pieces = fixed.count(group, self._num_kv_heads, self._batch.q_lens, self._batch.kv_lens())
+        return 4 * fixed.scratch_elements(self._head_dim_vo, pieces)
 
     def _scratch(self) -> torch.Tensor:
-        buffer, dim = self._float_workspace_buffer, self._head_dim_vo
+        buffer, dim, split = self._float_workspace_buffer, self._head_dim_vo, self._split_size > 0
         # Made anew for each run it would be a fifth of the host's time in this wrapper.
-        if self._scratch_of is not None and self._scratch_of[0] is buffer and self._scratch_of[1] == dim:
-            return self._scratch_of[2]
-        need, have = 4 * scratch_elements(dim, self.device), buffer.numel() * buffer.element_size()
+        if self._scratch_of is not None and self._scratch_of[0] is buffer and self._scratch_of[1:3] == (dim, split):
+            return self._scratch_of[3]
+        need, have = self._check_room(), buffer.numel() * buffer.element_size()
+        # How many pieces of a fixed size there are changes from plan to plan, a captured graph's memory does not.
+        scratch = buffer.view(-1).view(torch.uint8)[: have // 4 * 4 if split else need].view(torch.float32)
+        self._scratch_of = buffer, dim, split, scratch
+        return scratch
+
+    def _check_room(self) -> int:
+        """Bytes that the plan needs, which must be there."""
+        buffer, need = self._float_workspace_buffer, self._workspace_need()
+        have = buffer.numel() * buffer.element_size()
         if have < need:
             fail(self._name, "float_workspace_buffer", f"of at least {need} bytes for this plan", have)
-        scratch = buffer.view(-1).view(torch.uint8)[:need].view(torch.float32)
-        self._scratch_of = buffer, dim, scratch
-        return scratch
+        return need
 
     def end_forward(self) -> None:
         """Do nothing; FlashInfer's wrappers once wanted to be told."""
@@ -386,6 +405,7 @@ class PlannedAttention:
         batch = measure(self._name, qo, kv, last, page_size, kv_name)
         self._page_size, self._qo_indptr_last = page_size, batch.total_q
         self._max_q_len, self._max_kv_len = batch.max_q_len, 0 if self._use_cuda_graph else batch.max_kv_len
+        self._batch = batch
         return batch
 
     def _keep_options(
@@ -401,15 +421,21 @@ class PlannedAttention:
         self._causal, self._window_left, self._sm_scale = causal, window_left, sm_scale
         # Engines compare it with their own, of which they say 0.0 for none.
         self._logits_soft_cap = logits_soft_cap or 0.0
-        self._refuse_splits(fixed_split_size, disable_split_kv)
+        self._keep_splits(fixed_split_size, disable_split_kv)
 
-    def _refuse_splits(self, fixed_split_size: int | None, disable_split_kv: bool) -> None:
-        """Refuse to promise sums whose order does not depend on the batch, but for the backend that has no other."""
-        if self._backend != "reference" and (disable_split_kv or (fixed_split_size or -1) > 0):
+    def _keep_splits(self, fixed_split_size: int | None, disable_split_kv: bool) -> None:
+        """Keys of a piece; 0 for what suits the device. A captured graph is compiled for them."""
+        pages = -1 if fixed_split_size is None else fixed_split_size
+        integer(self._name, "fixed_split_size", pages, -1, INT32_MAX)
+        split = NO_SPLIT if disable_split_kv else min(max(pages, 0) * self._page_size, NO_SPLIT)
+        if self._use_cuda_graph and self._planned and split != self._split_size:
             fail(
-                *(self._name, "fixed_split_size and disable_split_kv", "None (or -1) and False"),
-                *(f"{fixed_split_size} and {disable_split_kv}", "the device cuts the keys of all requests anew"),
+                *(self._name, "fixed_split_size and disable_split_kv", "those of the graph's first plan"),
+                f"{fixed_split_size} and {disable_split_kv}",
             )
+        self._split_size = split
+        if split:
+            self._check_room()
 
     def _keep_dtypes(
         self, q: torch.dtype | str, kv: torch.dtype | str | None, out: torch.dtype | str | None = None
@@ -462,7 +488,8 @@ class PlannedAttention:
         call(
             *(q, *tensors, options.causal, sm_scale * q_scale * k_scale, options.window_left),
             *(options.logits_soft_cap, 1.0, v_scale, sinks, self._custom_mask_buf, self._mask_indptr_buf),
-            *(results.needs_lse, self._max_q_len, self._max_kv_len, self._scratch(), *into),
+            *(results.needs_lse, self._fixed_q_len if self._split_size else self._max_q_len, self._max_kv_len),
+            *(self._split_size, self._scratch(), *into),
             backend="auto" if self._backend in AUTO_NAMES else self._backend,
         )
         return results.returned(out, lse)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -137,8 +136,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PlannedPagedAttention):
         q_data_type, kv_data_type
             Of queries and of the cache, as dtypes or their names; of the cache as of queries if None.
         fixed_split_size, disable_split_kv
-            Refused, if a positive size or True, but for the backend "reference": how the keys of a request are summed
-            up depends on the batch.
+            As in `BatchDecodeWithPagedKVCacheWrapper.plan`.
         non_blocking, seq_lens, seq_lens_q, block_tables, max_token_per_sequence, max_sequence_kv, uniform_q_len, \
 rope_scale, rope_theta
             Have no effect.
@@ -264,7 +262,9 @@ token_pos_in_items_len, max_item_len_ptr, use_token_head_sf
         refuse_extras(f"{self._name}.run", {"args": bool(args)}, {})
         return sinks, self._options
 
-    run_return_lse = functools.partialmethod(run, return_lse=True)
+    def run_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """`run` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
+        return self.run(*args, **{"return_lse": True, **options})
 
     def forward(
         self,
@@ -289,4 +289,6 @@ token_pos_in_items_len, max_item_len_ptr, use_token_head_sf
         scales = scales_of(WRAPPER, None, k_scale, v_scale)
         return self._run_pages(q, paged_kv_cache, options, scales, None, Results(WRAPPER, None, None, return_lse))
 
-    forward_return_lse = functools.partialmethod(forward, return_lse=True)
+    def forward_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """`forward` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
+        return self.forward(*args, **{"return_lse": True, **options})

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -218,7 +217,9 @@ token_pos_in_items_len, max_item_len_ptr, v_indptr, o_indptr, use_token_head_sf
         results = Results(WRAPPER, out, lse, return_lse, lse_base, lse_layout)
         return self._run_ragged(q, k, v, self._options, scales, sinks, results)
 
-    run_return_lse = functools.partialmethod(run, return_lse=True)
+    def run_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """`run` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
+        return self.run(*args, **{"return_lse": True, **options})
 
     def forward(
         self,
@@ -244,7 +245,9 @@ token_pos_in_items_len, max_item_len_ptr, v_indptr, o_indptr, use_token_head_sf
         scales = scales_of(WRAPPER, None, k_scale, v_scale)
         return self._run_ragged(q, k, v, options, scales, None, Results(WRAPPER, None, None, return_lse))
 
-    forward_return_lse = functools.partialmethod(forward, return_lse=True)
+    def forward_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """`forward` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
+        return self.forward(*args, **{"return_lse": True, **options})
 
     def _run_ragged(
         self,

@@ -185,7 +185,7 @@ def _attend(
     ops.ragged_attention(
         *(q, k, v, ends * q.size(0), ends * k.size(0), options.causal, sm_scale * q_scale * k_scale),
         *(options.window_left, options.logits_soft_cap, 1.0, v_scale, None),
-        *(mask, None if mask is None else ends * mask.numel(), results.needs_lse, q.size(0), k.size(0), None),
+        *(mask, None if mask is None else ends * mask.numel(), results.needs_lse, q.size(0), k.size(0), 0, None),
         *(out, lse),
         backend="auto" if backend in AUTO_NAMES else backend,
     )

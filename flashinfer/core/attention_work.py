@@ -11,14 +11,21 @@ its metadata buffers hold.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+
+from flashinfer.core.checks import INT32_MAX
 
 # Rows of a block. 16 is the least that matrix instructions take.
 ROWS = (16, 32, 64, 128)
 # int32 words that a worker leaves for the merge.
 RECORD_WORDS = 8
+# Pieces of a fixed size are whole tiles of every kernel.
+PIECE_STEP = 128
+# The split size that makes one piece of all keys.
+NO_SPLIT = INT32_MAX
 
 
 @dataclass(frozen=True)
@@ -54,3 +61,44 @@ def _units(device: torch.device) -> int:
 def scratch_elements(head_dim_vo: int, device: torch.device) -> int:
     """Elements that suffice for every call with this head dimension of V, as `scratch` of the attention ops."""
     return max(Work.of(rows, device, True).scratch_elements(head_dim_vo) for rows in ROWS)
+
+
+@dataclass(frozen=True)
+class FixedPieces:
+    """Work whose sums do not depend on the batch: blocks and pieces of keys of sizes that the caller chose.
+
+    Attributes
+    ----------
+    rows
+        Rows of a block.
+    keys
+        Keys of a piece.
+    """
+
+    rows: int
+    keys: int
+
+    @classmethod
+    def of(cls, group: int, max_q_len: int, split_size: int) -> FixedPieces:
+        """Pieces of `split_size` keys, rounded up to whole tiles; the largest blocks if `max_q_len` is 0."""
+        rows = next((r for r in ROWS if max_q_len and group * max_q_len <= r), ROWS[-1])
+        return cls(rows, -(-split_size // PIECE_STEP) * PIECE_STEP)
+
+    def count(self, group: int, kv_heads: int, q_lens: Iterable[int], kv_lens: Iterable[int]) -> int:
+        """Pieces of a batch at most: a sliding window leaves fewer."""
+        lens = zip(q_lens, kv_lens, strict=True)
+        return kv_heads * sum(-(-q * group // self.rows) * max(-(-kv // self.keys), 1) for q, kv in lens)
+
+    def bound(self, group: int, kv_heads: int, batch: int, tokens: int, keys: int) -> int:
+        """Pieces of any batch of so many requests, queries and keys at most."""
+        rows = group * tokens
+        return kv_heads * (rows // self.rows + batch + -(-rows // self.rows) * (keys // self.keys))
+
+    def scratch_elements(self, head_dim_vo: int, pieces: int) -> int:
+        """float32 elements: each piece's partial results, their LSE and a record, and a record of the whole."""
+        return pieces * (self.rows * (head_dim_vo + 1) + RECORD_WORDS) + RECORD_WORDS
+
+    def pieces_in(self, head_dim_vo: int, elements: int) -> int:
+        """Pieces that memory is enough for, as far as kernels count in int32."""
+        fit = (elements - RECORD_WORDS) // (self.rows * (head_dim_vo + 1) + RECORD_WORDS)
+        return max(0, min(fit, INT32_MAX // (self.rows * (head_dim_vo + 1))))

@@ -26,7 +26,7 @@ from flashinfer.core.errors import InvalidArgumentError
 BATCH_INDEX_RANGE, POSITION_RANGE, PAGE_TABLE_SHORT, PAGE_ID_RANGE = 1, 2, 3, 4
 BLOCK_ID_RANGE, BLOCK_ID_TWICE, SOURCE_ID_RANGE = 5, 6, 7
 INDPTR_ORDER, APPEND_INDPTR_ORDER, SEQ_LEN_SHORT, SEQ_LEN_RANGE = 8, 9, 10, 11
-QO_INDPTR_RANGE, LAST_PAGE_RANGE, KV_INDPTR_RANGE = 12, 13, 14
+QO_INDPTR_RANGE, LAST_PAGE_RANGE, KV_INDPTR_RANGE, PIECES_SHORT = 12, 13, 14, 15
 OUT_INDPTR_ORDER, OUT_SHORT, TOKEN_RANGE = 20, 21, 22
 BLOCK_TABLE_RANGE, BLOCK_TABLE_SHORT, CONTEXT_PAGES, PIECE_REQUEST = 24, 25, 26, 27
 
@@ -60,6 +60,7 @@ _SENTENCES = {
     QO_INDPTR_RANGE: "qo_indptr must not decrease and stay within q's {bound} rows, got {value} behind request {where}",
     LAST_PAGE_RANGE: "kv_last_page_len[{where}] must be in [0, {bound}], got {value}",
     KV_INDPTR_RANGE: "kv_indptr[{where}] must be at most {bound}, the rows of k, got {value}",
+    PIECES_SHORT: "scratch must hold the {value} pieces that split_size makes of the batch, got room for {bound}",
     OUT_INDPTR_ORDER: "out_indptr must start at 0 or above and not decrease, got {value} at [{where}] and then {bound}",
     OUT_SHORT: "out_indptr[{where}] must be at most {bound}, the rows of the output, got {value}",
     TOKEN_RANGE: "starts[{where}] must leave every token below {bound}, those that the request's pages hold, "

@@ -18,7 +18,7 @@ QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 OPTIONS = (
     "bool causal, float sm_scale, int window_left, float logits_soft_cap, float k_scale, float v_scale, "
     "Tensor? sinks, Tensor? custom_mask, Tensor? mask_indptr, bool needs_lse, int max_q_len, int max_kv_len, "
-    "Tensor(a!)? scratch, Tensor(b!) out, Tensor(c!) lse"
+    "int split_size, Tensor(a!)? scratch, Tensor(b!) out, Tensor(c!) lse"
 )
 
 
@@ -102,11 +102,11 @@ def _check_options(
     sinks: torch.Tensor | None,
     custom_mask: torch.Tensor | None,
     mask_indptr: torch.Tensor | None,
-    hints: tuple[int, int],
+    sizes: tuple[int, int, int],
     scratch: torch.Tensor | None,
 ) -> None:
     integer(op, "window_left", window_left, -1, INT32_MAX)
-    for name, value in zip(("max_q_len", "max_kv_len"), hints, strict=True):
+    for name, value in zip(("max_q_len", "max_kv_len", "split_size"), sizes, strict=True):
         integer(op, name, value, 0, INT32_MAX)
     if not logits_soft_cap >= 0:
         fail(op, "logits_soft_cap", "positive, or 0 for none", logits_soft_cap)
@@ -172,6 +172,7 @@ def _check_paged_attention(
     needs_lse: bool,
     max_q_len: int,
     max_kv_len: int,
+    split_size: int,
     scratch: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -189,7 +190,7 @@ def _check_paged_attention(
             fail(PAGED, name, f"of length {batch + 1}, one more than kv_last_page_len", t.size(0))
     _check_options(
         *(PAGED, q, batch, window_left, logits_soft_cap, (k_scale, v_scale), sinks, custom_mask, mask_indptr),
-        *((max_q_len, max_kv_len), scratch),
+        *((max_q_len, max_kv_len, split_size), scratch),
     )
     _check_results(PAGED, q, v_cache.size(3), out, lse)
 
@@ -212,6 +213,7 @@ def _check_ragged_attention(
     needs_lse: bool,
     max_q_len: int,
     max_kv_len: int,
+    split_size: int,
     scratch: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -232,7 +234,7 @@ def _check_ragged_attention(
         fail(RAGGED, "kv_indptr", f"of qo_indptr's length {qo_indptr.size(0)}", kv_indptr.size(0))
     _check_options(
         *(RAGGED, q, qo_indptr.size(0) - 1, window_left, logits_soft_cap, (k_scale, v_scale), sinks, custom_mask),
-        *(mask_indptr, (max_q_len, max_kv_len), scratch),
+        *(mask_indptr, (max_q_len, max_kv_len, split_size), scratch),
     )
     _check_results(RAGGED, q, v.size(2), out, lse)
 

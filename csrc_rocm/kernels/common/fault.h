@@ -33,6 +33,7 @@ enum FaultCode : int64_t {
   kQoIndptrRange = 12,     // qo_indptr decreasing, or past q's rows
   kLastPageRange = 13,     // last page with more tokens than a page has, or fewer than none
   kKvIndptrRange = 14,     // kv_indptr past the rows of k
+  kPiecesShort = 15,       // more pieces of work than there is memory for
   kOutIndptrOrder = 20,    // out_indptr negative or decreasing
   kOutShort = 21,          // out_indptr points past the end of the output
   kTokenRange = 22,        // token beyond its request's pages, or negative

@@ -34,6 +34,7 @@ def _why_not(
     custom_mask: torch.Tensor | None,
     max_q_len: int,
     max_kv_len: int,
+    split_size: int,
     indices: tuple[torch.Tensor, ...],
 ) -> str | None:
     if q.dtype not in DTYPES:
@@ -42,6 +43,8 @@ def _why_not(
         return f"needs keys of q's dtype {q.dtype}, got {k.dtype}"
     if sinks is not None or custom_mask is not None:
         return "AITER is given no sinks and no custom mask here"
+    if split_size:
+        return f"AITER cuts keys as it likes, got split_size {split_size}"
     if max_q_len < 1 or max_kv_len < 1:
         return f"AITER needs max_q_len and max_kv_len on the host, got {max_q_len} and {max_kv_len}"
     if any(t.dtype != torch.int32 for t in indices):
@@ -67,6 +70,7 @@ def why_not_ragged_attention(
     needs_lse: bool,
     max_q_len: int,
     max_kv_len: int,
+    split_size: int,
     scratch: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -79,7 +83,7 @@ def why_not_ragged_attention(
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not t.is_contiguous():
             return f"AITER would copy {name}, which is not contiguous"
-    return _why_not(RAGGED, q, k, sinks, custom_mask, max_q_len, max_kv_len, (qo_indptr, kv_indptr))
+    return _why_not(RAGGED, q, k, sinks, custom_mask, max_q_len, max_kv_len, split_size, (qo_indptr, kv_indptr))
 
 
 def ready_ragged_attention(*args: object) -> None:
@@ -105,6 +109,7 @@ def ragged_attention(
     needs_lse: bool,
     max_q_len: int,
     max_kv_len: int,
+    split_size: int,
     scratch: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -165,6 +170,7 @@ def why_not_paged_attention(
     needs_lse: bool,
     max_q_len: int,
     max_kv_len: int,
+    split_size: int,
     scratch: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -185,7 +191,7 @@ def why_not_paged_attention(
     if q.size(1) > 1 and q.stride(1) != q.size(2):
         return f"AITER needs the heads of a query side by side, got stride {q.stride()}"
     indices = (kv_indptr, kv_indices, kv_last_page_len)
-    return _why_not(PAGED, q, k_cache, sinks, custom_mask, max_q_len, max_kv_len, indices)
+    return _why_not(PAGED, q, k_cache, sinks, custom_mask, max_q_len, max_kv_len, split_size, indices)
 
 
 def ready_paged_attention(*args: object) -> None:
@@ -214,6 +220,7 @@ def paged_attention(
     needs_lse: bool,
     max_q_len: int,
     max_kv_len: int,
+    split_size: int,
     scratch: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,

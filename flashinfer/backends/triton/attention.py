@@ -14,7 +14,7 @@ from flashinfer.backends.triton import device
 from flashinfer.backends.triton.attention_tuning import LAYOUTS, Tuning, tuning
 from flashinfer.backends.triton.launch import launch
 from flashinfer.core import faults
-from flashinfer.core.attention_work import Work
+from flashinfer.core.attention_work import FixedPieces, Work
 from flashinfer.core.checks import fail
 from flashinfer.core.dtypes import FP8
 
@@ -26,6 +26,8 @@ LARGEST_HEAD_DIM = 256
 BATCH = 256
 # Rows that a program merges.
 MERGE_STEP = 4
+# From here on a split size cuts nothing.
+WHOLE = 1 << 30
 # A window beyond every request, from which lengths can be taken without leaving int32.
 WIDEST = 1 << 30
 
@@ -83,6 +85,7 @@ class _Options:
     custom_mask: torch.Tensor | None
     mask_indptr: torch.Tensor | None
     max_q_len: int
+    split_size: int
 
     @property
     def scales(self) -> tuple[float, float, float, float]:
@@ -126,6 +129,7 @@ def paged_attention(
     needs_lse: bool,
     max_q_len: int,
     max_kv_len: int,
+    split_size: int,
     scratch: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -139,7 +143,7 @@ def paged_attention(
     call = _Call(PAGED, LAYOUTS[kv_layout], *sizes, _strides(k_cache, v_cache, (0, slot_axis, heads_axis)))
     scores = sm_scale * k_scale
     masks = sinks, custom_mask, mask_indptr
-    options = _Options(causal, scores, window_left, logits_soft_cap, v_scale, *masks, max_q_len)
+    options = _Options(causal, scores, window_left, logits_soft_cap, v_scale, *masks, max_q_len, split_size)
     tensors = q, k_cache, v_cache, kv_indices, qo_indptr, kv_indptr, kv_last_page_len
     _run(call, tensors, options, scratch, (out, lse))
 
@@ -162,6 +166,7 @@ def ragged_attention(
     needs_lse: bool,
     max_q_len: int,
     max_kv_len: int,
+    split_size: int,
     scratch: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -169,7 +174,7 @@ def ragged_attention(
     call = _Call(RAGGED, LAYOUTS["RAGGED"], 1, k.size(1), v.size(2), 0, k.size(0), _strides(k, v, (0, 0, 1)))
     scores = sm_scale * k_scale
     masks = sinks, custom_mask, mask_indptr
-    options = _Options(causal, scores, window_left, logits_soft_cap, v_scale, *masks, max_q_len)
+    options = _Options(causal, scores, window_left, logits_soft_cap, v_scale, *masks, max_q_len, split_size)
     # There are no pages: whatever stands for them is not looked at.
     _run(call, (q, k, v, kv_indptr, qo_indptr, kv_indptr, kv_indptr), options, scratch, (out, lse))
 
@@ -186,20 +191,20 @@ def _run(
     if tokens == 0 or batch == 0:
         return
     group = q.size(1) // call.kv_heads
+    shuffled = call.layout == LAYOUTS["SHUFFLED"]
+    fixed = FixedPieces.of(group, options.max_q_len, options.split_size) if options.split_size else None
     longest = options.max_q_len or -(-tokens // batch)
-    work = Work.of(group * longest, q.device, call.layout == LAYOUTS["SHUFFLED"])
+    work = Work.of(fixed.rows if fixed else group * longest, q.device, shuffled)
     # Each request adds a block that is not full at most.
     blocks = group * tokens // work.rows + batch
     # From four rounds of programs on, whole blocks fill the device well enough.
     whole = blocks * call.kv_heads >= 4 * work.workers and longest * group > work.rows
     fault = faults.words(q.device)
-    if whole:
-        scratch = fault
+    if options.split_size >= WHOLE or (whole and not fixed):
+        fixed, scratch = None, fault
     else:
-        need = work.scratch_elements(call.dim_vo)
-        scratch = q.new_empty(need, dtype=torch.float32) if scratch is None else scratch
-        if scratch.numel() < need:
-            fail(call.op, "scratch", f"of at least {need} elements", scratch.numel())
+        blocks = 0
+        scratch = _scratch(call, q, work, fixed, scratch, (batch, group))
     optional = [fault if t is None else t for t in (options.sinks, options.custom_mask, options.mask_indptr)]
     dim, ragged = max(q.size(2), call.dim_vo), call.layout == LAYOUTS["RAGGED"]
     tune = tuning(
@@ -207,12 +212,37 @@ def _run(
     )
     volatile = min(max(options.window_left, 0), WIDEST), batch, tokens, call.bound, call.num_pages, OP_CODES[call.op]
     everything = (*tensors, *optional, fault, scratch, *results)
-    _launch(call, everything, work, tune, (*options.scales, *volatile), options.flags, blocks if whole else 0)
+    _launch(call, everything, work, tune, (*options.scales, *volatile), options.flags, blocks, fixed)
     faults.settle(fault)
 
 
-def _constants(call: _Call, tensors: tuple[torch.Tensor, ...], work: Work, tune: Tuning) -> tuple[Any, ...]:
-    """What both kernels are compiled for, but for the flags."""
+def _scratch(
+    call: _Call,
+    q: torch.Tensor,
+    work: Work,
+    fixed: FixedPieces | None,
+    scratch: torch.Tensor | None,
+    sizes: tuple[int, int],
+) -> torch.Tensor:
+    """Memory for partial results; of pieces of a fixed size there may be fewer than there is memory for."""
+    if fixed is None:
+        need = work.scratch_elements(call.dim_vo)
+    elif scratch is not None:
+        need = fixed.scratch_elements(call.dim_vo, 1)
+    else:
+        batch, group = sizes
+        keys = call.bound * call.page_size
+        pieces = fixed.bound(group, call.kv_heads, batch, q.size(0), keys)
+        need = fixed.scratch_elements(call.dim_vo, pieces)
+    if scratch is None:
+        return q.new_empty(need, dtype=torch.float32)
+    if scratch.numel() < need:
+        fail(call.op, "scratch", f"of at least {need} elements", scratch.numel())
+    return scratch
+
+
+def _constants(call: _Call, tensors: tuple[torch.Tensor, ...], work: Work, tune: Tuning, unit: int) -> tuple[Any, ...]:
+    """What the kernels are compiled for, but for the flags."""
     q, k, v = tensors[:3]
     dim, dim_vo = q.size(2), call.dim_vo
     # Keys are taken in two parts whose sizes are powers of 2: 192 is 128 and 64, 80 is 64 and 16.
@@ -227,7 +257,7 @@ def _constants(call: _Call, tensors: tuple[torch.Tensor, ...], work: Work, tune:
     )
     ordered = vectors and work.rows < 128 and first == dim and device.power_of_2(dim_vo) == dim_vo
     return (
-        *(work.workers, BATCH if q.is_cuda else 16, max(tune.tile, 64), call.page_size, call.layout),
+        *(work.workers, BATCH if q.is_cuda else 16, unit, call.page_size, call.layout),
         *(16 // k.element_size(), work.rows, tune.tile, dim, first, device.power_of_2(rest) if rest else 0),
         *(dim_vo, device.power_of_2(dim_vo), vectors + ordered),
     )
@@ -241,21 +271,28 @@ def _launch(
     numbers: tuple[float, ...],
     flags: tuple[bool, ...],
     blocks: int,
+    fixed: FixedPieces | None,
 ) -> None:
     """A program for each of `blocks` and each KV head, or, for no blocks, the workers and the merge."""
     from flashinfer.backends.triton.kernels import attention as kernels
+    from flashinfer.backends.triton.kernels import attention_fixed as fixed_kernels
 
     q, scratch, out, lse = tensors[0], *tensors[-3:]
     k_page, k_slot, k_head, v_page, v_slot, v_head = call.strides
     results = out.stride(0), out.stride(1), lse.stride(0), lse.stride(1)
     group = q.size(1) // call.kv_heads
     strides = q.stride(0), q.stride(1), k_page, k_slot, k_head, v_page, v_slot, v_head, *results, group, call.kv_heads
-    *constants, vectors = _constants(call, tensors, work, tune)
+    *constants, vectors = _constants(call, tensors, work, tune, fixed.keys if fixed else max(tune.tile, 64))
     all_constants = (*constants, *flags, vectors, tune.stages)
-    kernel = kernels.attention_whole if blocks else kernels.attention_split
+    split, merge = kernels.attention_split, kernels.attention_merge
+    room: tuple[int, ...] = ()
+    if fixed:
+        split, merge = fixed_kernels.attention_fixed, fixed_kernels.attention_fixed_merge
+        room = (fixed.pieces_in(call.dim_vo, scratch.numel()),)
+    kernel = kernels.attention_whole if blocks else split
     grid = (blocks * call.kv_heads or work.workers,)
-    launch(kernel, grid, tensors, strides, numbers, all_constants, tune.warps, tune.stages)
+    launch(kernel, grid, tensors, strides, (*numbers, *room), all_constants, tune.warps, tune.stages)
     if not blocks:
         pieces = work.workers, work.rows, MERGE_STEP, call.dim_vo, device.power_of_2(call.dim_vo)
         grid2 = work.workers, work.rows // MERGE_STEP
-        launch(kernels.attention_merge, grid2, (scratch, out, lse), (*results, group), (), pieces, 4, 1)
+        launch(merge, grid2, (scratch, out, lse), (*results, group), room, pieces, 4, 1)

@@ -39,6 +39,20 @@ def test_decode_extend_and_prefill_in_one_batch(causal: bool, kv_layout: str) ->
         case.compare(found, causal=causal, k_scale=0.5, v_scale=2.0)
 
 
+def test_where_it_runs() -> None:
+    """By default on the GPU if there is one; a GPU that is not there is named."""
+    assert flashinfer.BatchAttention().device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    count = torch.cuda.device_count()
+    sentence = (
+        rf"BatchAttention: device must be the CPU or a GPU of this machine, got 'cuda:{count}'; torch finds {count}"
+    )
+    with pytest.raises(flashinfer.InvalidArgumentError, match=sentence):
+        flashinfer.BatchAttention(device=f"cuda:{count}")
+    for name in ("gpu", 1.5):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"device must be a device of torch's, got {name!r}"):
+            flashinfer.BatchAttention("NHD", name)  # type: ignore[arg-type]
+
+
 def test_soft_cap_and_scale() -> None:
     case = Case([3], [9])
     wrapper = flashinfer.BatchAttention(device="cpu")

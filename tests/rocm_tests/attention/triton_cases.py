@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.core.attention_work import scratch_elements
+from flashinfer.core.attention_work import FixedPieces, scratch_elements
 from flashinfer.testing.compare import assert_close, assert_equal_bits
 from flashinfer.testing.generators import UNUSED_PAGE_ID
 from rocm_tests.attention.case import NAN, Case
@@ -24,6 +27,7 @@ MIXED: dict[str, Any] = {"q_lens": [1, 5, 17, 0, 1], "kv_lens": [300, 21, 17, 9,
 PREFILL: dict[str, Any] = {"q_lens": [70, 9], "kv_lens": [70, 30], "heads": (4, 1), "D": 64}
 # Enough blocks for a program each.
 WHOLE: dict[str, Any] = {"q_lens": [70, 33], "kv_lens": [80, 70], "heads": (16, 4), "D": 32}
+FEW: dict[str, Any] = {"q_lens": [1, 3, 8, 1], "kv_lens": [300, 21, 140, 0]}
 BATCHES: dict[str, dict[str, Any]] = {
     **{
         f"decode, {kv_layout}": {**DECODE, "kv_layout": kv_layout} for kv_layout in ("NHD", "HND", "SHUFFLED", "RAGGED")
@@ -119,6 +123,59 @@ def hints_change_nothing(device: str, dtype: torch.dtype, arguments: dict[str, A
         case.compare(case.run(backend="triton", max_q_len=longest, max_kv_len=longest))
 
 
+def alone(case: Case, b: int) -> Case:
+    """One request of a batch by itself, in the same memory."""
+    one = copy.copy(case)
+    rows, keys = (slice(*t[b : b + 2].tolist()) for t in (case.qo_indptr, case.kv_indptr))
+    first, last = case.table.indptr[b : b + 2].tolist()
+    one.q = case.q[rows]
+    one.qo_indptr, one.kv_indptr = (t[b : b + 2] - t[b] for t in (case.qo_indptr, case.kv_indptr))
+    indptr, tail = case.table.indptr[b : b + 2] - first, case.table.last_page_len[b : b + 1]
+    one.table = dataclasses.replace(
+        case.table, indptr=indptr, indices=case.table.indices[first:last], last_page_len=tail
+    )
+    if case.kv_layout == "RAGGED":
+        one.cache = case.cache[0][keys], case.cache[1][keys]
+    if case.mask_indptr is not None and case.custom_mask is not None:
+        begin, end = case.mask_indptr[b : b + 2].tolist()
+        one.custom_mask, one.mask_indptr = case.custom_mask[begin:end], case.mask_indptr[b : b + 2] - begin
+    return one
+
+
+def fixed_pieces(device: str, dtype: torch.dtype, arguments: dict[str, Any]) -> None:
+    """Whatever else is in the batch, a request has the same result bit by bit."""
+    case = Case(**arguments, dtype=dtype, device=device)
+    starts = case.qo_indptr.tolist()
+    for split in (1, 2**31 - 1):
+        options = {"backend": "triton", "split_size": split, "max_q_len": max(case.qo_indptr.diff().tolist())}
+        out, lse = case.run(**options)
+        case.compare((out, lse))
+        for b, (first, last) in enumerate(itertools.pairwise(starts)):
+            got = alone(case, b).run(**options)
+            assert_equal_bits(got[0], out[first:last].contiguous())
+            assert_equal_bits(got[1], lse[first:last].contiguous())
+
+
+def pieces_without_room(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
+    """More pieces than memory holds are told, and write nowhere else."""
+    case = Case([1, 1], [300, 500], dtype=dtype, device=device)
+    pieces = FixedPieces.of(2, 1, 128)
+    need = pieces.scratch_elements(32, 14)
+    assert pieces.count(2, 2, [1, 1], [300, 500]) == 14
+    for size, enough in ((need, True), (need - 1, False)):
+        memory = torch.full((need + 64,), NAN, device=device)
+        options = {"backend": "triton", "split_size": 128, "max_q_len": 1, "scratch": memory[:size]}
+        sentence = "scratch must hold the 14 pieces that split_size makes of the batch, got room for 13"
+        if enough:
+            case.compare(case.run(**options))
+        elif device == "cpu":
+            told(lambda options=options: case.run(**options), sentence)
+        else:
+            case.run(**options)
+            told(flashinfer.check_device_errors, sentence)
+        assert bool(memory[size:].isnan().all())
+
+
 def bad_metadata(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
     """What contradicts itself is told and gives 0 and -inf; other requests are served."""
 
@@ -209,6 +266,18 @@ Check = Callable[[str, torch.dtype, dict[str, Any]], None]
 CASES: dict[str, tuple[Check, dict[str, Any]]] = {
     **{name: (right, arguments) for name, arguments in BATCHES.items()},
     **{f"{name}, in place": (in_place, BATCHES[name]) for name in ("mixed, SHUFFLED", "whole blocks, NHD", "group 5")},
+    **{
+        f"{name}, fixed pieces": (fixed_pieces, {**BATCHES[name], **lens})
+        for name, lens in (
+            ("decode, NHD", {"kv_lens": [260, 0, 129]}),
+            ("decode, SHUFFLED", {"kv_lens": [128, 300, 17]}),
+            ("mixed, RAGGED", FEW),
+            ("window 30", FEW),
+            ("sinks, window and cap", FEW),
+            ("mask", FEW),
+        )
+    },
+    "pieces without room": (pieces_without_room, {}),
     "hints": (hints_change_nothing, DECODE),
     "equal keys": (equal_keys, {}),
     "bad metadata": (bad_metadata, {}),

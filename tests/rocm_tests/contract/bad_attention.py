@@ -39,6 +39,7 @@ def options(op: str) -> list[tuple[str, dict[str, Change], str]]:
         (op, {"v_scale": -1.0}, "v_scale must be positive, got -1.0"),
         (op, {"max_q_len": -1}, "max_q_len must be an integer from 0 to 2147483647, got -1"),
         (op, {"max_kv_len": 2**40}, "max_kv_len must be an integer from 0 to 2147483647, got 1099511627776"),
+        (op, {"split_size": -1}, "split_size must be an integer from 0 to 2147483647, got -1"),
         (op, {"sinks": SIX[:5]}, "sinks must be contiguous float32[6] on cpu, got float32[5] on cpu"),
         (op, {"sinks": SIX.half()}, "sinks must be contiguous float32[6] on cpu, got float16[6] on cpu"),
         (op, {"sinks": meta(SIX)}, "sinks must be contiguous float32[6] on cpu, got float32[6] on meta"),

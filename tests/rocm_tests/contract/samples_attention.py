@@ -34,6 +34,7 @@ def options(n: int, variant: int, q: torch.Tensor, kv_lens: list[int], dim_vo: i
         "needs_lse": True,
         "max_q_len": 2 * variant,
         "max_kv_len": 0,
+        "split_size": 256 * variant,
         "scratch": None,
         "out": torch.full((*q.shape[:2], dim_vo), 7.0, dtype=q.dtype),
         "lse": torch.full(q.shape[:2], 7.0),

@@ -104,17 +104,12 @@ def attention_split(
 
 
 @triton.jit
-def attention_merge(
-    scratch, out, lse, out_token, out_head, lse_token, lse_head, group,
-    WORKERS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
+def join(
+    record, pieces, slots, base, scratch, out, lse, strides, group, ROWS: tl.constexpr, STEP: tl.constexpr,
+    DV: tl.constexpr, DVP: tl.constexpr, STRIDE: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Joins the pieces of the item that a worker began and others ended, STEP rows a program."""
-    worker = tl.program_id(0)
-    slots = 2 * WORKERS * ROWS
-    record = (scratch + slots * (DV + 1)).to(tl.pointer_type(tl.int32)) + worker * RECORD_WORDS
-    pieces = tl.load(record)
-    if pieces == 0:
-        return
+    """Joins an item's pieces in their order: the first has slot `base + FIRST`, those behind it `base + n * STRIDE`."""
+    out_token, out_head, lse_token, lse_head = strides
     inside = tl.program_id(1) * STEP + tl.arange(0, STEP)
     row = tl.load(record + 3) * ROWS + inside
     token = row // group
@@ -127,15 +122,15 @@ def attention_merge(
     acc = tl.zeros([STEP, DVP], tl.float32)
     lost = tl.zeros([STEP], tl.int32)
     for piece in range(pieces):
-        slot = 2 * (worker + piece) + (1 if piece == 0 else 0)
+        slot = base + STRIDE * piece + (FIRST if piece == 0 else 0)
         place = slot * ROWS + inside
         piece_lse = tl.load(scratch + slots * DV + place, live, float("-inf"))
         lost = tl.where(piece_lse == float("inf"), 1, lost)
         result = tl.load(scratch + place[:, None] * DV + e[None, :], live[:, None] & (e < DV)[None, :], 0.0)
         new_top = tl.maximum(top, piece_lse)
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        shrink = tl.exp2(top - base)
-        weight = tl.exp2(piece_lse - base)
+        base_2 = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.exp2(top - base_2)
+        weight = tl.exp2(piece_lse - base_2)
         total = total * shrink + weight
         acc = acc * shrink[:, None] + result * weight[:, None]
         top = new_top
@@ -144,6 +139,22 @@ def attention_merge(
     row_lse = tl.where(lost > 0, float("inf"), row_lse)
     to = out + (q_row * out_token + head * out_head)[:, None]
     store_rows(to, acc, lse + q_row * lse_token + head * lse_head, row_lse, live, DV, DVP)
+
+
+@triton.jit
+def attention_merge(
+    scratch, out, lse, out_token, out_head, lse_token, lse_head, group,
+    WORKERS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
+):  # fmt: skip
+    """Joins the pieces of the item that a worker began and others ended, STEP rows a program."""
+    worker = tl.program_id(0)
+    slots = 2 * WORKERS * ROWS
+    record = (scratch + slots * (DV + 1)).to(tl.pointer_type(tl.int32)) + worker * RECORD_WORDS
+    pieces = tl.load(record)
+    if pieces == 0:
+        return
+    strides = out_token, out_head, lse_token, lse_head
+    join(record, pieces, slots, 2 * worker, scratch, out, lse, strides, group, ROWS, STEP, DV, DVP, 2, 1)
 
 
 @triton.jit(do_not_specialize=VOLATILE)

@@ -16,6 +16,7 @@ INDPTR_ORDER = tl.constexpr(8)
 QO_INDPTR_RANGE = tl.constexpr(12)
 LAST_PAGE_RANGE = tl.constexpr(13)
 KV_INDPTR_RANGE = tl.constexpr(14)
+PIECES_SHORT = tl.constexpr(15)
 NO_KEY = tl.constexpr(2147483647)
 
 
