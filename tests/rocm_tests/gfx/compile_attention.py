@@ -10,7 +10,7 @@ from typing import Any
 
 from flashinfer.backends.triton.attention_tuning import LAYOUTS, Tuning, tuning
 from flashinfer.backends.triton.device import power_of_2
-from flashinfer.backends.triton.kernels import attention, merge
+from flashinfer.backends.triton.kernels import attention, attention_fixed, merge
 from rocm_tests.gfx.compile_triton import FP8, LDS_BYTES, compiled
 
 # Kernel, rows, layout, K and V dimensions, FP8, and what differs from causal attention.
@@ -26,7 +26,16 @@ SHAPES: tuple[tuple[str, int, str, int, int, bool, dict[str, Any]], ...] = (
     ("whole", 128, "NHD", 128, 128, False, {"CUSTOM": True, "CAUSAL": False, "SOFT_CAP": True}),
     ("whole", 128, "RAGGED", 192, 128, False, {}),
     ("whole", 128, "NHD", 256, 256, False, {}),
+    ("whole", 16, "NHD", 128, 128, False, {}),
+    ("fixed", 16, "NHD", 128, 128, False, {}),
+    ("fixed", 16, "SHUFFLED", 128, 128, False, {}),
+    ("fixed", 128, "NHD", 128, 128, False, {}),
 )
+KERNELS = {
+    "split": attention.attention_split,
+    "whole": attention.attention_whole,
+    "fixed": attention_fixed.attention_fixed,
+}
 FLAGS = {"CAUSAL": True, "WINDOW": False, "SOFT_CAP": False, "CUSTOM": False, "SINKS": False, "NEGATE": False}
 
 
@@ -41,7 +50,7 @@ def main(arch: str) -> None:
             **flags,
             "WORKERS": 608,
             "BATCH": 64,
-            "UNIT": 64,
+            "UNIT": 2048 if kind == "fixed" else 64,
             "PAGE_SIZE": 1 if layout == "RAGGED" else 16,
             "LAYOUT": LAYOUTS[layout],
             "X": 16 if fp8 else 8,
@@ -55,12 +64,13 @@ def main(arch: str) -> None:
             "VECTORS": (2 if rows < 128 else 1) if layout == "SHUFFLED" else 0,
             "STAGES": tune.stages,
         }
-        kernel = attention.attention_split if kind == "split" else attention.attention_whole
         types = {"q": "*bf16", "out": "*bf16", "k": f"*{kv}", "v": f"*{kv}"}
         name = " ".join((kind, str(rows), layout, str(dim), kv, *flags))
-        report[name] = compiled(arch, kernel, types, constants, tune)
+        report[name] = compiled(arch, KERNELS[kind], types, constants, tune)
     joined = {"WORKERS": 608, "ROWS": 16, "STEP": 4, "DV": 128, "DVP": 128}
     report["merge of pieces"] = compiled(arch, attention.attention_merge, {"out": "*bf16"}, joined, Tuning(0, 4, 1))
+    fixed = attention_fixed.attention_fixed_merge
+    report["merge of fixed pieces"] = compiled(arch, fixed, {"out": "*bf16"}, joined, Tuning(0, 4, 1))
     values = dict.fromkeys(("v", "v_a", "v_b", "out"), "*bf16")
     sums = {**dict.fromkeys(("s", "s_a", "s_b", "s_out"), "*fp32"), "mask": "*u8"}
     step = {"D": 128, "DP": 128, "STEP": 16}
