@@ -318,3 +318,23 @@ def test_pushed(nursery: Any, tmp_path: Path) -> None:
             assert done["tokens"] == served.greedy(model, prompt, COUNT), length
             pages += -(-length // served.PAGE_SIZE)
             assert decoder.ask("connector")["converted"]["pages"] == pages
+
+
+def test_larger_pages(nursery: Any, tmp_path: Path) -> None:
+    """Two pages of the prefill become one of the decoder."""
+    from rocm_tests.vllm import served
+
+    model = served.make_model(tmp_path, num_kv_heads=3)
+    ports = served.free_ports(2)
+    prefill = served.EngineProcess(nursery, tmp_path, "standard", "kv_producer", ports[0], block_size=16)
+    decoder = served.EngineProcess(nursery, tmp_path, "shuffled", "kv_consumer", ports[1], block_size=32)
+    with served.killing(prefill, decoder):
+        prefill.ready()
+        decoder.ready()
+        for length in LENGTHS:
+            prompt = prompt_of(length)
+            decoder.ask("state")
+            done = decoder.run(f"d-{length}", prompt, COUNT, prefill.prefill(f"p-{length}", prompt))
+            assert done["tokens"] == served.greedy(model, prompt, COUNT), length
+            assert decoder.ask("state")["query_tokens"] == COUNT
+        assert decoder.ask("connector")["refusal"] == ""
