@@ -21,7 +21,9 @@ _PAGE_SIZE = 16
 
 
 class FlashInferRocmBackend(AttentionBackend):
-    """Full attention of decoders on `standard` or `shuffled` pages, on ROCm, NVIDIA and CPU tensors.
+    """Causal attention of decoders on `standard` or `shuffled` pages, on ROCm, NVIDIA and CPU tensors.
+
+    With sliding windows, soft caps and sinks, where a model has them.
 
     Registered as `AttentionBackendEnum.CUSTOM`; `FLASHINFER_VLLM_PAGES` chooses the pages.
     """
