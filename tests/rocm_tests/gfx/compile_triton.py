@@ -50,14 +50,13 @@ def made(
     constants: dict[str, Any],
     tune: Any,
     aligned: Sequence[str] = ALIGNED,
-    **more: int,
 ) -> Any:
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, POINTERS.get(n, "i32")) for n in names}
     divisible = [[["tt.divisibility", 16]], [n for n in names if signature[n].startswith("*") or n in aligned]]
     attributes = {(names.index(n),): divisible[0] for n in divisible[1]}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": tune.warps, "num_stages": tune.stages, **more}
+    options = {"num_warps": tune.warps, "num_stages": tune.stages}
     return triton.compile(source, target=GPUTarget("hip", arch, 64), options=options)
 
 

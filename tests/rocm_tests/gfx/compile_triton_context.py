@@ -15,7 +15,7 @@ from typing import Any
 from compile_triton import FP8, compiled, made
 
 from flashinfer.backends.triton.kernels import mla_context as kernels
-from flashinfer.backends.triton.mla_context import MODES, Tile, tile
+from flashinfer.backends.triton.mla_context import MODES, tile
 
 LDS_BYTES = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 ALIGNED = ("cache_page", "cache_slot", "weight_row", "k_token", "k_head", "v_token", "v_head")
@@ -36,10 +36,9 @@ SMALL = {"NOPE": 32, "ROPE": 16, "DV": 32, "RANK": 128, "ROPE_BLOCK": 16, "PAGE_
 
 
 def save(arch: str, folder: Path) -> None:
-    """Tiles and matrix instructions that the emulator can do: it has other places for the results of those of 32 x 32,
-    and another meaning for the broadcasts by which more than 32 tokens find their maximum."""
-    tune = Tile(32, 32, 64, 4, 2, 8)
+    """The tiles that are launched."""
     for mode in ("none", "block"):
+        tune = tile(LDS_BYTES[arch], mode)
         constants: dict[str, Any] = {
             **SMALL,
             "BLOCK_M": tune.tokens,
@@ -50,7 +49,7 @@ def save(arch: str, folder: Path) -> None:
             "WEIGHT": MODES[mode],
         }
         types = {**POINTERS, "kv_cache": "*bf16", "weight": "*bf16"}
-        found = made(arch, kernels.gather_kv_b_proj, types, constants, tune, ALIGNED, matrix_instr_nonkdim=16)
+        found = made(arch, kernels.gather_kv_b_proj, types, constants, tune, ALIGNED)
         (folder / f"{mode}.hsaco").write_bytes(found.asm["hsaco"])
         # The launch gives it; the code object does not say how much.
         (folder / f"{mode}.lds").write_text(str(found.metadata.shared), encoding="ascii")
