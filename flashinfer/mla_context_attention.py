@@ -385,10 +385,10 @@ class MlaContextAttention:
             if not isinstance(t, torch.Tensor) or tuple(t.shape) != want or t.dtype != step.model_dtype:
                 expected = f"of the step's dtype {step.model_dtype} and of shape {list(want)}"
                 fail(ATTENTION, name, expected, describe(t))
-        for name, planned, t in zip(_LAYER, step.layer, layer, strict=True):
-            if _look(t) != planned:
+        for name, planned, given in zip(_LAYER, step.layer, layer, strict=True):
+            if _look(given) != planned:
                 like = "None" if planned is None else f"{planned[0]}{list(planned[1])} on {planned[2]}"
-                fail(ATTENTION, name, f"{like}, as in the plan", describe(t))
+                fail(ATTENTION, name, f"{like}, as in the plan", describe(given))
         kv_cache = layer[0]
         if kv_cache is not None and (reason := why_not_rows(kv_cache)):
             raise BackendUnavailableError(f"{ATTENTION}: no way takes this layer: {reason}")

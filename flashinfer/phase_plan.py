@@ -134,9 +134,22 @@ def plan_batch(
     chunks = [
         _launch(numbers[at : at + _LAUNCH_NUMBERS], tokens) for at in range(launches_at, len(numbers), _LAUNCH_NUMBERS)
     ]
-    split = PhaseSplit(*sizes[:6])
-    spans = _slices(numbers[spans_at:launches_at])
-    return BatchPlan(words, split, *spans, (sizes[6], sizes[7], sizes[8]), total_q, total_pages, tuple(chunks))
+    kv, last, decode, extend, prefill, extend_pages, prefill_pages = _slices(numbers[spans_at:launches_at])
+    return BatchPlan(
+        words=words,
+        split=PhaseSplit(*sizes[:6]),
+        kv_indptr=kv,
+        last_page_len=last,
+        decode_qo=decode,
+        extend_qo=extend,
+        prefill_qo=prefill,
+        extend_pages_qo=extend_pages,
+        prefill_pages_qo=prefill_pages,
+        max_q_lens=(sizes[6], sizes[7], sizes[8]),
+        total_q=total_q,
+        total_pages=total_pages,
+        chunks=tuple(chunks),
+    )
 
 
 def _slices(ends: list[int]) -> list[slice]:
@@ -145,7 +158,8 @@ def _slices(ends: list[int]) -> list[slice]:
 
 def _launch(numbers: list[int], tokens: int | None) -> ChunkLaunch:
     *before, fetched = numbers[:5]
-    return ChunkLaunch(*_slices(before), fetched if tokens is None else tokens, *_slices(numbers[5:]))
+    (requests, rows), (starts, kv, qo) = _slices(before), _slices(numbers[5:])
+    return ChunkLaunch(requests, rows, fetched if tokens is None else tokens, starts, kv, qo)
 
 
 def _refuse(op: str, page_size: int, fault: int, where: int, value: int, bound: int) -> NoReturn:

@@ -169,7 +169,7 @@ def _step(t: torch.Tensor, dim: int) -> int:
     return t.stride(dim) * t.element_size()
 
 
-def _place(t: torch.Tensor) -> tuple[object, int]:
+def _place(t: torch.Tensor) -> tuple[object, Any]:
     """A memory, and where in it a tensor begins, in bytes; all that is real is one memory."""
     if t.is_meta or _is_fake(t):
         return t.untyped_storage()._cdata, t.storage_offset() * t.element_size()
