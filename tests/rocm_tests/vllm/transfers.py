@@ -142,10 +142,14 @@ def push(
         metadata.push_registrations = {request: registration}
         last[rank] = decoder.step(rank, metadata)
 
-    def over() -> bool:
+    def all_sent() -> bool:
         for rank in range(prefill.setup.tp):
             if request in prefill.step(rank).finished_sending:
                 sent.add(rank)
+        return len(sent) == prefill.setup.tp
+
+    def over() -> bool:
+        all_sent()
         for rank in ranks:
             if request not in last[rank].finished_recving:
                 last[rank] = decoder.step(rank)
@@ -153,6 +157,8 @@ def push(
         return all(request in result.finished_recving for result in last.values())
 
     until(over, timeout)
+    # A writer hears of the end of its write for itself, perhaps after the one that was written to.
+    until(all_sent, 0.0 if any(request in result.failed_recving for result in last.values()) else 2.0)
     return Outcome(
         [request in last[rank].finished_recving for rank in ranks],
         [request in last[rank].failed_recving for rank in ranks],
