@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +231,32 @@ def test_ops_in_torch(engines: Any) -> None:
     torch.testing.assert_close(shares, probabilities, rtol=0, atol=0.04)
     again = torch.ops._C.fused_gumbel_argmax(probabilities.log().expand(4000, 3).contiguous(), seeds)
     assert torch.equal(drawn, again), "a seed always draws the same"
+
+
+def test_ranks_are_started_as_one_says(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms.cpu import CpuPlatform
+
+    from flashinfer.integrations.vllm.cpu.platform import TorchCpuPlatform
+
+    name = "VLLM_WORKER_MULTIPROC_METHOD"
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", lambda config: os.environ.update({name: "spawn"}))
+    parallel = types.SimpleNamespace(distributed_executor_backend="mp", world_size=2)
+    for said, kept in (("fork", "fork"), (None, "spawn")):
+        if said is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, said)
+        TorchCpuPlatform.check_and_update_config(types.SimpleNamespace(parallel_config=parallel))
+        assert os.environ[name] == kept
+
+
+@pytest.mark.nixl
+def test_progress_threads_sleep(engines: Any) -> None:
+    """The fixture has seen to it; NIXL itself asks for no pause."""
+    from vllm.distributed import nixl_utils
+
+    bindings = sys.modules[nixl_utils.NixlWrapper.__module__].nixlBind
+    config = bindings.nixlAgentConfig()
+    assert config.pthrDelay == 0
+    bindings.nixlAgent("sleeper", config)
+    assert config.pthrDelay > 0
