@@ -202,9 +202,10 @@ def test_a_checkpoint_is_made_once_and_whole(tmp_path: Path, monkeypatch: pytest
     assert checkpoints.checkpoint(gguf, tmp_path / "cache") != folder
 
 
-def test_what_is_wrong_is_said_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["handoff-vllm", "--max-new-tokens", "0"]) == 1
-    assert "--max-new-tokens must be at least 1, got 0" in capsys.readouterr().err
+@pytest.mark.parametrize("count", ["0", "2048"])
+def test_what_is_wrong_is_said_before_anything_starts(capsys: pytest.CaptureFixture[str], count: str) -> None:
+    assert main(["handoff-vllm", "--max-new-tokens", count]) == 1
+    assert f"--max-new-tokens must be at least 1 and below 2048, got {count}" in capsys.readouterr().err
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
