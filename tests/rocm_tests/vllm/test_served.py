@@ -112,9 +112,9 @@ def test_handed_over(world: World, length: int) -> None:
     assert prefill.run(f"colocated-{length}", prompt, COUNT)["tokens"] == done["tokens"]
 
 
-def test_the_decoder_keeps_planes_and_says_what_is_in_them(world: World) -> None:
+def test_the_decoder_keeps_shuffled_pages_whole_and_says_so(world: World) -> None:
     state = world.decoder.ask("connector")
-    assert state["layout"] == "L" + "HB" + "NC", "the layout that the backend likes best"
+    assert state["layout"] == "LBHNC", "the layout that the backend likes best"
     assert set(state["kinds"]) == {"shuffled"}
     assert set(world.prefill(0).ask("connector")["kinds"]) == {"standard"}
     pages = sum(-(-length // world.served.PAGE_SIZE) for length in LENGTHS)

@@ -79,8 +79,8 @@ class FlashInferRocmBackend(AttentionBackend):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        """Both are read by stride. Decode kernels for shuffled pages want the planes of K and V apart."""
-        return (_PLANES, _WHOLE_PAGES) if configured_kind() == SHUFFLED else (_WHOLE_PAGES, _PLANES)
+        """Both are read by stride. A whole page arrives in one piece, one in planes in two, which small pages feel."""
+        return (_WHOLE_PAGES, _PLANES)
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
