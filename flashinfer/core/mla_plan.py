@@ -137,13 +137,23 @@ class HostPlan(NamedTuple):
 
 
 def on_host(*metadata: torch.Tensor) -> torch.Tensor:
-    """Index tensors one after the other as int32 in host memory; one round trip if any is on a device."""
+    """Index tensors one after the other as int32 in host memory; one round trip if any is on a device.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a number does not fit.
+    """
     if any(t.device != metadata[0].device for t in metadata):
         # From two places: what is on the host goes to the device first, which blocks nobody.
         device = next(t.device for t in metadata if t.device.type != "cpu")
         metadata = tuple(t.to(device, non_blocking=True) for t in metadata)
-    joined = torch.cat(metadata).int()
-    return joined if joined.is_cpu else joined.cpu()
+    joined = torch.cat(metadata).cpu()
+    narrow = joined.int()
+    if narrow is not joined and not torch.equal(narrow, joined):
+        value = int(joined[narrow != joined][0])
+        fail(OP, "qo_indptr, kv_indptr and kv_len_arr", "numbers of 32 bits", value)
+    return narrow
 
 
 def plan(

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer.core import mla_plan
+from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.core.mla_plan import Shape
 from flashinfer.core.staging import Staging
 
@@ -146,3 +147,10 @@ def test_a_long_request_among_short_ones_is_cut() -> None:
     shape = Shape(16, 8, 1)
     plan = cut([1] * 4, [100_000, 3, 3, 3], shape)
     assert merges_of(plan, shape)[0][4] == 8
+
+
+def test_numbers_that_do_not_fit_are_refused() -> None:
+    """2^32 + 1 is 1 in 32 bits."""
+    qo, pages, lens = torch.tensor([0, 2**32 + 1]), torch.tensor([0, 1]), torch.tensor([1])
+    with pytest.raises(InvalidArgumentError, match="must be numbers of 32 bits, got 4294967297"):
+        mla_plan.on_host(qo, pages, lens)
