@@ -34,7 +34,7 @@ def rows(*shape: int) -> torch.Tensor:
 def ragged() -> tuple[Any, ...]:
     q = rows(1, 2, 64)
     scales = True, 0.5, -1, 0.0, 1.0, 1.0
-    return (q, q, q, INDPTR, INDPTR, *scales, None, None, None, False, 1, 1, None, rows(1, 2, 64), torch.ones(1, 2))
+    return (q, q, q, INDPTR, INDPTR, *scales, None, None, None, False, 1, 1, 0, None, rows(1, 2, 64), torch.ones(1, 2))
 
 
 def paged() -> tuple[Any, ...]:
@@ -42,7 +42,7 @@ def paged() -> tuple[Any, ...]:
     scales = True, 0.5, -1, 0.0, 1.0, 1.0
     table = INDPTR, INDPTR, INDEX, ONE, "NHD"
     results = rows(1, 2, 64), torch.ones(1, 2)
-    return (q, cache, cache, *table, *scales, None, None, None, False, 1, 1, None, *results)
+    return (q, cache, cache, *table, *scales, None, None, None, False, 1, 1, 0, None, *results)
 
 
 def mla() -> tuple[Any, ...]:
