@@ -203,8 +203,8 @@ def get_batch_indices_positions(
     Raises
     ------
     InvalidArgumentError
-        For shapes, dtypes or devices that do not fit; on the CPU also for an `append_indptr` that decreases or starts
-        elsewhere than at 0, or a request of fewer tokens than are appended to it.
+        For shapes, dtypes or devices that do not fit; on the CPU also for an `append_indptr` that decreases or is
+        negative, or a request of fewer tokens than are appended to it.
     """
     op = "get_batch_indices_positions"
     integer(op, "nnz", nnz, 0, INT32_MAX)

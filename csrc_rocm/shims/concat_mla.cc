@@ -33,7 +33,7 @@ void concat_mla_k_shim(const at::Tensor& k, const at::Tensor& k_nope, const at::
   require(is_dense_last(k) && are_apart(k_rope, k) && (is_in_place(k_nope, k) || are_apart(k_nope, k)));
   const c10::DeviceGuard guard(k.device());
   ConcatMlaParams p{};
-  p.k = k.mutable_data_ptr();
+  p.k = memory_to_write(k);
   p.nope = k_nope.const_data_ptr();
   p.rope = k_rope.const_data_ptr();
   p.k_token = byte_stride(k, 0);

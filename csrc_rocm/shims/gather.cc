@@ -30,7 +30,7 @@ GatherSide gather_side(const at::Tensor& cache, const at::Tensor& out, int64_t h
   s.page_stride = byte_stride(cache, 0);
   s.head_stride = byte_stride(cache, head_dim);
   s.token_stride = token_dim < 0 ? 0 : byte_stride(cache, token_dim);
-  s.out = out.mutable_data_ptr();
+  s.out = memory_to_write(out);
   s.row_stride = byte_stride(out, 0);
   s.row_head_stride = byte_stride(out, 1);
   s.scale = static_cast<float>(scale);

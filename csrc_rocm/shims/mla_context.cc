@@ -34,7 +34,7 @@ void mla_context_indices_shim(const at::Tensor& block_tables, const at::Tensor& 
   p.tokens = kv_indices.numel();
   p.num_pages = num_pages;
   p.page_size = to_int32(page_size);
-  p.rows = kv_indices.mutable_data_ptr<int32_t>();
+  p.rows = static_cast<int32_t*>(memory_to_write(kv_indices));
   p.fault = fault_of(fault);
   check_launch(mla_context_indices(p, current_stream(block_tables)), "mla_context_indices");
 }

@@ -103,7 +103,7 @@ AppendSide append_side(const at::Tensor& rows, const at::Tensor& cache, int64_t 
   s.rows = rows.const_data_ptr();
   s.row_stride = byte_stride(rows, 0);
   s.row_head_stride = byte_stride(rows, 1);
-  s.pool = cache.mutable_data_ptr();
+  s.pool = memory_to_write(cache);
   s.page_stride = byte_stride(cache, 0);
   s.head_stride = byte_stride(cache, head_dim);
   s.token_stride = token_dim < 0 ? 0 : byte_stride(cache, token_dim);
@@ -139,7 +139,7 @@ MlaSide mla_side(const at::Tensor& rows, const at::Tensor& cache) {
   MlaSide s{};
   s.rows = rows.const_data_ptr();
   s.row_stride = byte_stride(rows, 0);
-  s.pool = cache.mutable_data_ptr();
+  s.pool = memory_to_write(cache);
   s.page_stride = byte_stride(cache, 0);
   s.token_stride = byte_stride(cache, 1);
   s.width_bytes = to_int32(rows.size(1) * cache.element_size());
@@ -173,8 +173,8 @@ void get_batch_indices_positions_shim(const at::Tensor& append_indptr, const at:
   p.seq_lens = index_array(seq_lens);
   p.batch_size = append_indptr.numel() - 1;
   p.nnz = batch_indices.numel();
-  p.batch_indices = batch_indices.mutable_data_ptr<int32_t>();
-  p.positions = positions.mutable_data_ptr<int32_t>();
+  p.batch_indices = static_cast<int32_t*>(memory_to_write(batch_indices));
+  p.positions = static_cast<int32_t*>(memory_to_write(positions));
   p.fault = fault_of(fault);
   check_launch(get_batch_indices_positions(p, current_stream(append_indptr)), "get_batch_indices_positions");
 }
@@ -187,7 +187,7 @@ void get_seq_lens_shim(const at::Tensor& kv_indptr, const at::Tensor& kv_last_pa
   p.kv_last_page_len = index_array(kv_last_page_len);
   p.batch_size = kv_indptr.numel() - 1;
   p.page_size = to_int32(page_size);
-  p.seq_lens = seq_lens.mutable_data_ptr<int32_t>();
+  p.seq_lens = static_cast<int32_t*>(memory_to_write(seq_lens));
   p.fault = fault_of(fault);
   check_launch(get_seq_lens(p, current_stream(kv_indptr)), "get_seq_lens");
 }

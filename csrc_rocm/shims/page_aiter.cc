@@ -78,7 +78,7 @@ AiterTensorArg argument(const at::Tensor& t, void* data) {
 
 AiterTensorArg read(const at::Tensor& t) { return argument(t, const_cast<void*>(t.const_data_ptr())); }
 
-AiterTensorArg written(const at::Tensor& t) { return argument(t, t.mutable_data_ptr()); }
+AiterTensorArg written(const at::Tensor& t) { return argument(t, memory_to_write(t)); }
 
 void check_entry(int code, const char* message) {
   TORCH_CHECK(code != kRefused, "append_paged_kv_cache: AITER refused the call: ", message);

@@ -108,9 +108,9 @@ int64_t fill_layers(at::TensorList planes, int64_t planes_per_layer, int64_t lay
   to->v_stride = byte_stride(plane(layer, last), 0);
   for (int64_t i = 0; layer < layers && i < kMaxLayers; ++layer, ++i) {
     if (byte_stride(plane(layer, 0), 0) != to->k_stride || byte_stride(plane(layer, last), 0) != to->v_stride) break;
-    auto* k = static_cast<uint8_t*>(plane(layer, 0).mutable_data_ptr());
+    auto* k = static_cast<uint8_t*>(memory_to_write(plane(layer, 0)));
     to->k[i] = k;
-    to->v[i] = last == 0 ? k + half : static_cast<uint8_t*>(plane(layer, 1).mutable_data_ptr());
+    to->v[i] = last == 0 ? k + half : static_cast<uint8_t*>(memory_to_write(plane(layer, 1)));
   }
   return layer;
 }

@@ -25,6 +25,13 @@ inline void* current_stream(const at::Tensor& t) {
 
 inline IndexArray index_array(const at::Tensor& t) { return IndexArray{t.const_data_ptr(), t.element_size() == 8}; }
 
+// Memory that a kernel is about to write. Autograd is told, as by any operation in place, so that a backward pass that
+// saved the tensor refuses instead of using what is there now; tensors made in inference mode have no such count.
+inline void* memory_to_write(const at::Tensor& t) {
+  if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  return t.mutable_data_ptr();
+}
+
 inline int64_t byte_stride(const at::Tensor& t, int64_t dim) { return t.stride(dim) * t.element_size(); }
 
 inline Fault* fault_of(const at::Tensor& t) { return reinterpret_cast<Fault*>(t.mutable_data_ptr<int64_t>()); }

@@ -64,7 +64,7 @@ def architectures(argument: str | None) -> tuple[str, ...]:
 
 def chosen(specs: Sequence[JitSpec], names: Sequence[str]) -> list[JitSpec]:
     """The named specs, all if no name is given; the names of modules with AITER's kernels are let pass."""
-    optional = [spec.name for spec in aiter_specs()]
+    optional = [aiter_lib.NAME] if find_aiter() is not None else []
     known = [spec.name for spec in specs] + optional
     for name in names:
         if name == aiter_lib.NAME and not optional:

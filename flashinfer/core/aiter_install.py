@@ -110,7 +110,10 @@ def why_not_here(device: torch.device) -> str | None:
 def _meta(package: Path) -> Path:
     """AITER's own rule: a checkout has no such file or one that says "develop"; a left-over `aiter_meta` is no sign."""
     mode = package / "install_mode"
-    installed = mode.is_file() and mode.read_text(encoding="utf-8").strip() != "develop"
+    try:
+        installed = mode.read_text(encoding="utf-8", errors="replace").strip() != "develop"
+    except OSError:  # there is none, or it cannot be read
+        installed = False
     return package.parent / "aiter_meta" if installed else package.parent
 
 
@@ -120,7 +123,10 @@ def _distribution() -> tuple[str, str | None]:
             found = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        return found.version or "unknown", _commit(found.read_text("direct_url.json"))
+        try:
+            return found.version or "unknown", _commit(found.read_text("direct_url.json"))
+        except (OSError, UnicodeDecodeError):  # metadata that cannot be read say nothing
+            break
     return "unknown", None
 
 

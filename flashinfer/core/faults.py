@@ -45,8 +45,8 @@ _OPS = {
     17: "ragged_attention",
 }
 _SENTENCES = {
-    BATCH_INDEX_RANGE: "batch_indices[{where}] must be below the {bound} requests of kv_indptr, got {value}",
-    POSITION_RANGE: "positions[{where}] must be below {bound}, the tokens that its request's pages hold, got {value}; "
+    BATCH_INDEX_RANGE: "batch_indices[{where}] must be in [0, {bound}), a request of kv_indptr, got {value}",
+    POSITION_RANGE: "positions[{where}] must be in [0, {bound}), which its request's pages hold, got {value}; "
     "extend the page table before appending",
     PAGE_TABLE_SHORT: "kv_indptr[{where}] must be at most {bound}, the length of kv_indices, got {value}; "
     "the page table is short",

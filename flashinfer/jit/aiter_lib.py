@@ -78,8 +78,8 @@ def cache_spec(install: AiterInstall, *, extra_includes: tuple[Path, ...] = ()) 
             f"aiter: csrc/include/cache.h must declare the function with {_TORCH} or {_OWN}, got {found} in {install}"
         )
     has_stream = (install.csrc / "include/aiter_stream.h").is_file()
-    common = install.csrc / "include/aiter_hip_common.h"
-    can_throw = common.is_file() and "g_aiter_can_throw" in common.read_text(encoding="utf-8", errors="replace")
+    common = "csrc/include/aiter_hip_common.h"
+    can_throw = (install.meta / common).is_file() and "g_aiter_can_throw" in _text(install, common)
     probed = {"TORCH": tensor == _TORCH, "STREAM": has_stream, "CAN_THROW": can_throw}
     return JitSpec(
         name=NAME,
@@ -157,10 +157,14 @@ def cache_module(device: torch.device) -> Module:
         return module
 
 
+# A compiler's, and a linker's: what ld says at its end names nothing.
+_MARKS = "undefined reference", "error:"
+
+
 def _gist(error: BackendUnavailableError | BuildError) -> str:
     """The line of a compiler's log that says what is wrong, or the message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "error:" in line), lines[0])
+    return next((line for line in lines if any(mark in line for mark in _MARKS)), lines[0])
 
 
 def forget() -> None:

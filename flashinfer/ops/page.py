@@ -151,7 +151,7 @@ append_paged_kv_cache = Op(
     "Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions, Tensor(a!) k_cache, "
     "Tensor(b!) v_cache, Tensor kv_indices, Tensor kv_indptr, str kv_layout, float k_scale, float v_scale -> ()",
     check=_check_append_paged_kv_cache,
-    # Native first: 91% of a copy's bandwidth at 262,144 rows (H200, docs/measurements.md). On an MI300X AITER's kernel,
+    # Native first: 93% of a copy's bandwidth at 262,144 rows (H200, docs/measurements.md). On an MI300X AITER's kernel,
     # without Python in its way, took 11.6 us for 4,096 rows and 751 us for 262,144 where FlashInfer's took 7.4 and 593
     # (2.86 TB/s to 3.62; measured by the authors of the ROCm port's shim, not yet repeated with this one).
     backends=("native", "aiter", "reference"),

@@ -101,8 +101,8 @@ def test_int32_and_padding_and_no_rows(standin: Path) -> None:
     [
         ("kv_indices", 10**9, r"kv_indices\[\d+\] must be a page id in \[0, 5\), got 1000000000"),
         ("kv_indices", -1, r"kv_indices\[\d+\] must be a page id in \[0, 5\), got -1"),
-        ("positions", 10**6, r"positions\[0\] must be below \d+"),
-        ("batch_indices", 2, r"batch_indices\[0\] must be below the 2 requests"),
+        ("positions", 10**6, r"positions\[0\] must be in \[0, \d+\)"),
+        ("batch_indices", 2, r"batch_indices\[0\] must be in \[0, 2\)"),
         ("kv_indptr", 10**6, r"kv_indptr\[1\] must be at most \d+|not decrease"),
     ],
 )

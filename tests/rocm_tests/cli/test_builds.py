@@ -127,6 +127,19 @@ def test_the_module_with_aiter_is_built_where_aiter_is(
         assert cache.find(build.aiter_specs()[0], build.Toolchain("cpu")) == (build.Toolchain("cpu"), library)
 
 
+def test_a_broken_aiter_stops_no_other_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = install("own_typed", tmp_path / "site")
+    (site / "aiter_meta" / "csrc" / "include" / "cache.h").unlink()
+    with found(site):
+        assert main(["build", "--arch", "cpu", "--out", str(tmp_path / "aot"), "toy"]) == 0
+        library = Path(capsys.readouterr().out.strip())
+        assert library.is_file()
+        assert main(["build", "--arch", "cpu", "--out", str(tmp_path / "aot"), "page_aiter"]) == 1
+        assert "csrc/include/cache.h must be a readable file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("installed", [True, False])
 def test_show_config_warns_of_the_other_flashinfer(
     installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -154,6 +154,22 @@ def compiled_equals_eager(name: str, variant: int, sizes: tuple[int, ...], backe
     return counter.frame_count
 
 
+def bits(t: torch.Tensor) -> bytes:
+    return t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize(("name", "variant", "backend"), [r for r in ROUTES if r[2] in ("native", "reference")])
+def test_autograd_hears_of_what_is_written(name: str, variant: int, backend: str) -> None:
+    """A backward pass that saved what is written must refuse, as after any operation in place."""
+    op, call = sample(name, 3, variant)
+    into = [t for argument in written(op) for t in tensors(call.arguments[argument]) if t.numel()]
+    before = [(t._version, t.clone()) for t in into]
+    op(*call.arguments.values(), backend=backend)
+    for t, (version, old) in zip(into, before, strict=True):
+        # What is marked may be left alone, as an LSE that nobody asked for.
+        assert t._version > version or bits(t) == bits(old)
+
+
 @pytest.mark.parametrize(("name", "variant"), CASES)
 def test_compiled_once_for_every_batch_size(name: str, variant: int) -> None:
     """hao-ai-lab/FastVideo#1647 and kin: one graph without breaks, writes visible, and 7 requests as good as 3."""

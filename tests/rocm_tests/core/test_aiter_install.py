@@ -65,6 +65,17 @@ def test_a_checkout(tmp_path: Path, mode: str | None) -> None:
     assert (found.meta, found.csrc, found.version) == (tmp_path, tmp_path / "csrc", "unknown")
 
 
+def test_files_that_are_no_text_say_nothing(tmp_path: Path) -> None:
+    package = install(tmp_path)
+    (package / "install_mode").write_bytes(b"\xff\xfe\xfa")
+    info = tmp_path / "amd_aiter-0.1.7.post2.dev18.dist-info"
+    (info / "direct_url.json").write_bytes(b"\xff\xfe")
+    assert find_aiter() == AiterInstall(package, tmp_path / "aiter_meta", "unknown")
+    find_aiter.cache_clear()
+    (info / "METADATA").write_bytes(b"\xff\xfe")
+    assert find_aiter() == AiterInstall(package, tmp_path / "aiter_meta", "unknown")
+
+
 def test_the_commit_of_an_install_from_git(tmp_path: Path) -> None:
     install(tmp_path)
     url = tmp_path / "amd_aiter-0.1.7.post2.dev18.dist-info" / "direct_url.json"

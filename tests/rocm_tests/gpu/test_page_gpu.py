@@ -173,12 +173,11 @@ def test_metadata(dtype: torch.dtype, backend: str) -> None:
 BAD = {
     "batch index past the batch": (
         ([0, 2, 1], [0, 0, 0], [2, 3, 1], [0, 2, 3]),
-        "batch_indices[1] must be below the 2 requests of kv_indptr, got 2",
+        "batch_indices[1] must be in [0, 2), a request of kv_indptr, got 2",
     ),
     "position past the page table": (
         ([0, 0, 1], [3, 8, 0], [2, 3, 1], [0, 2, 3]),
-        "positions[1] must be below 8, the tokens that its request's pages hold, got 8; "
-        "extend the page table before appending",
+        "positions[1] must be in [0, 8), which its request's pages hold, got 8; extend the page table before appending",
     ),
     "kv_indices is short": (
         ([0, 1, 0], [0, 0, 5], [2, 3], [0, 2, 3]),

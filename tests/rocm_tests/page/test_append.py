@@ -208,21 +208,21 @@ BAD_METADATA = {
         [0, 0, 0],
         [2, 3, 1],
         [0, 2, 3],
-        "batch_indices[1] must be below the 2 requests of kv_indptr, got 2",
+        "batch_indices[1] must be in [0, 2), a request of kv_indptr, got 2",
     ),
     "kv_indptr is short": (
         [0, 1, 0],
         [0, 0, 1],
         [2, 3, 1],
         [0, 2],
-        "batch_indices[1] must be below the 1 requests of kv_indptr, got 1",
+        "batch_indices[1] must be in [0, 1), a request of kv_indptr, got 1",
     ),
     "no requests": (
         [0, 0, 0],
         [0, 1, 2],
         [],
         [0],
-        "batch_indices[0] must be below the 0 requests of kv_indptr, got 0",
+        "batch_indices[0] must be in [0, 0), a request of kv_indptr, got 0",
     ),
     # vllm-project/vllm#54296: request 1's first page follows in kv_indices.
     "position past the page table": (
@@ -230,23 +230,21 @@ BAD_METADATA = {
         [3, 8, 0],
         [2, 3, 1],
         [0, 2, 3],
-        "positions[1] must be below 8, the tokens that its request's pages hold, got 8; "
-        "extend the page table before appending",
+        "positions[1] must be in [0, 8), which its request's pages hold, got 8; extend the page table before appending",
     ),
     "a request without pages": (
         [1, 0, 1],
         [0, 0, 0],
         [2, 3, 1],
         [0, 3, 3],
-        "positions[0] must be below 0, the tokens that its request's pages hold, got 0; "
-        "extend the page table before appending",
+        "positions[0] must be in [0, 0), which its request's pages hold, got 0; extend the page table before appending",
     ),
     "negative position": (
         [0, 1, 1],
         [0, 0, -1],
         [2, 3, 1],
         [0, 2, 3],
-        "positions[2] must be below 4, the tokens that its request's pages hold, got -1; "
+        "positions[2] must be in [0, 4), which its request's pages hold, got -1; "
         "extend the page table before appending",
     ),
     "kv_indices is short": (

@@ -133,9 +133,9 @@ def test_nothing_to_append(backend: str) -> None:
 @pytest.mark.parametrize(
     ("batch_indices", "positions", "kv_indices", "sentence"),
     [
-        ([0, 5, 0], [0, 0, 1], [2, 3, 1], "batch_indices[1] must be below the 2 requests of kv_indptr, got 5"),
+        ([0, 5, 0], [0, 0, 1], [2, 3, 1], "batch_indices[1] must be in [0, 2), a request of kv_indptr, got 5"),
         # vllm-project/vllm#54296: the next request's page follows in kv_indices.
-        ([0, 0, 1], [3, 8, 0], [2, 3, 1], "positions[1] must be below 8, "),
+        ([0, 0, 1], [3, 8, 0], [2, 3, 1], "positions[1] must be in [0, 8), "),
         ([0, 0, 1], [3, 4, 0], [2, 3], "kv_indptr[2] must be at most 2, the length of kv_indices, got 3"),
         ([0, 1, 0], [3, 0, 4], [2, 4, 1], "kv_indices[1] must be a page id in [0, 4), got 4"),
         ([0, 1, 0], [3, 0, 0], [2, 3, -7], "kv_indices[2] must be a page id in [0, 4), got -7"),
