@@ -26,7 +26,7 @@ def test_without_the_interpreter_the_cpu_is_declined_in_words() -> None:
     out, lse = torch.empty_like(case.queries[0]), torch.empty(1, 4)
     arguments = (*case.queries, *case.caches, *case.metadata, False, SCALE, 1.0, 1.0, True, 0, False, *plan, out, lse)
     assert explain("mla_paged_attention", *arguments) == {
-        "aiter": "needs the package aiter, which is not installed",
+        "aiter": "needs an AMD GPU, got cpu",
         "triton": "needs a GPU, got cpu",
         "reference": None,
     }
