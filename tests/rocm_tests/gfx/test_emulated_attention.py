@@ -100,8 +100,8 @@ def test_fixed_pieces(launch: EmulatedLaunch, kv_layout: str) -> None:
 @pytest.mark.parametrize(
     ("target", "at", "value", "lost", "sentence"),
     [
-        ("indices", 6, UNUSED_PAGE_ID, 1, r"kv_indices\[6\] must be a page id below 14, got 1073741824"),
-        ("indices", 0, -1, 0, r"kv_indices\[0\] must be a page id below 14, got -1"),
+        ("indices", 6, UNUSED_PAGE_ID, 1, r"kv_indices\[6\] must be a page id in \[0, 14\), got 1073741824"),
+        ("indices", 0, -1, 0, r"kv_indices\[0\] must be a page id in \[0, 14\), got -1"),
         ("indptr", 3, 99, 2, r"kv_indptr\[3\] must be at most 16, the length of kv_indices, got 99"),
         ("last_page_len", 1, 17, 1, r"kv_last_page_len\[1\] must be in \[0, 16\], got 17"),
     ],

@@ -106,7 +106,7 @@ def test_a_page_that_is_not_there_is_skipped_and_reported(emulator: Emulator, fo
     case.table.indices[4] = 2**30
     found = Run(emulator, folder, "none", case)
     pages = case.table.num_pages
-    sentence = f"gather_kv_b_proj: kv_indices[4] must be a page id below {pages}, got {2**30}"
+    sentence = f"gather_kv_b_proj: kv_indices[4] must be a page id in [0, {pages}), got {2**30}"
     assert str(faults.error_in(found.fault)) == sentence
     for got, want in zip((found.k, found.v), case.expected(), strict=True):
         assert_close(got[:13], want[:13])
