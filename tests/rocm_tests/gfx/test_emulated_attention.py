@@ -6,8 +6,9 @@ Everything but the launch is what runs on a GPU: the public function, the choice
 code. Needs a checkout of tinygrad, named by TINYGRAD_SRC, whose conversions from FP8 know one flavour only.
 
 Prefill from shuffled pages of head dimension 32 without a window is not here: its results are wrong in emulation, and
-it is not known yet whether the emulator or the compiler is. With 64, with a window, and in the interpreter they are
-right.
+it is not known yet whether the emulator or the compiler is. They are the same in every order of waves, so that it is no
+race; values are wrong from the first key on, scores from the second page on. With 64, with a window, and in the
+interpreter they are right.
 """
 
 from __future__ import annotations
