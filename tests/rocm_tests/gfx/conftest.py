@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -98,6 +99,17 @@ def code_objects(amd_toolchain: AmdToolchain, pytestconfig: pytest.Config) -> It
 def kernel_sources() -> list[str]:
     """Every device source, relative to the source root."""
     return sorted(str(path.relative_to(csrc_root())) for path in csrc_root().rglob("*.cu"))
+
+
+def triton_code(program: str, folder: Path) -> Path:
+    """The folder, after a program beside this file has compiled its kernels for gfx942 into it."""
+    subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(program)), "gfx942", str(folder)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
+        stdin=subprocess.DEVNULL,
+        check=True,
+    )
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,7 @@ Needs a checkout of tinygrad, named by TINYGRAD_SRC, which cannot do the convers
 from __future__ import annotations
 
 import math
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +19,9 @@ from flashinfer.core.mla_plan import Shape
 from flashinfer.core.staging import Staging
 from flashinfer.testing.codeobject import CodeObject
 from flashinfer.testing.emulator import Emulator
+from rocm_tests.gfx.conftest import triton_code
 from rocm_tests.mla.case import NAN, SCALE, Case
 
-ROOT = Path(__file__).resolve().parents[3]
 SHAPE = Shape(16, 3, 1)
 BLOCK = (256, 1, 1)
 pytestmark = pytest.mark.triton
@@ -32,14 +29,7 @@ pytestmark = pytest.mark.triton
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("code")
-    subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_triton.py")), "gfx942", str(made)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
-        stdin=subprocess.DEVNULL,
-        check=True,
-    )
-    return made
+    return triton_code("compile_triton.py", tmp_path_factory.mktemp("code"))
 
 
 def pack(*values: torch.Tensor | int | float) -> list[bytes]:

@@ -8,10 +8,7 @@ bfloat16, also those with scales) nor the loads past registers that gfx950 has.
 
 from __future__ import annotations
 
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,23 +18,16 @@ from flashinfer.core import faults
 from flashinfer.testing.codeobject import CodeObject
 from flashinfer.testing.compare import assert_close
 from flashinfer.testing.emulator import Emulator
+from rocm_tests.gfx.conftest import triton_code
 from rocm_tests.mla_context.case import NAN, Case
 
-ROOT = Path(__file__).resolve().parents[3]
 TILE, THREADS = 128, {"none": 256, "block": 512}
 pytestmark = pytest.mark.triton
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("code")
-    subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_triton_context.py")), "gfx942", str(made)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
-        stdin=subprocess.DEVNULL,
-        check=True,
-    )
-    return made
+    return triton_code("compile_triton_context.py", tmp_path_factory.mktemp("code"))
 
 
 def pack(value: torch.Tensor | int | None) -> bytes:
