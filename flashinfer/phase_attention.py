@@ -449,21 +449,8 @@ class BatchPhaseAttentionWrapper:
         # Keys that all queries see: the scale of FP8 was applied on the way.
         attention_ops.ragged_attention(
             *(q, k, v, words[chunk.qo_indptr], words[chunk.kv_indptr], False, options.sm_scale, -1),
-            *(
-                options.logits_soft_cap,
-                1.0,
-                1.0,
-                None,
-                None,
-                None,
-                True,
-                plan.max_q_lens[1],
-                0,
-                0,
-                None,
-                part,
-                part_lse,
-            ),
+            *(options.logits_soft_cap, 1.0, 1.0, None, None, None, True, plan.max_q_lens[1], 0, 0, None),
+            *(part, part_lse),
             backend=self._backend,
         )
         merge_ops.merge_state_in_place(

@@ -124,7 +124,7 @@ def writable(op: str, written: Sequence[tuple[str, torch.Tensor]]) -> None:
         if 0 in strides and any(step == 0 and size > 1 for size, step in zip(t.shape, strides, strict=True)):
             fail(op, name, "of elements that each have memory of their own", f"{describe(t)} of stride {strides}")
     for (name, a), (other, b) in itertools.combinations(written, 2):
-        if a.numel() and b.numel() and _start(a) == _start(b):
+        if a.numel() and b.numel() and _place(a) == _place(b):
             fail(op, other, f"of memory of its own, not that of {name}", f"{other}.data_ptr() == {name}.data_ptr()")
 
 
@@ -174,11 +174,6 @@ def _place(t: torch.Tensor) -> tuple[object, Any]:
     if t.is_meta or _is_fake(t):
         return t.untyped_storage()._cdata, t.storage_offset() * t.element_size()
     return None, t.data_ptr()
-
-
-def _start(t: torch.Tensor) -> object:
-    """What two tensors have in common if they begin at the same place."""
-    return (t.untyped_storage()._cdata, t.storage_offset()) if t.is_meta or _is_fake(t) else t.data_ptr()
 
 
 def index_vector(op: str, name: str, t: torch.Tensor, device: torch.device) -> None:
