@@ -105,7 +105,8 @@ FI_HOST_DEVICE uint32_t bf16_above(float f) {
   const uint32_t bits = float_bits(f);
   return bits + 0x7fffu + (bits >> 16 & 1u);
 }
-FI_HOST_DEVICE uint32_t bf16_bits(float f) { return bf16_above(f) >> 16; }
+// Of any float: what a product makes of NaN has all its bits set on NVIDIA, and would be carried over to zero.
+FI_HOST_DEVICE uint32_t bf16_bits(float f) { return f == f ? bf16_above(f) >> 16 : 0x7fc0u; }
 
 FI_HOST_DEVICE uint8_t recode_byte(Recode mode, uint8_t b) { return static_cast<uint8_t>(recode_word(mode, b)); }
 

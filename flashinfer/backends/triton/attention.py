@@ -206,9 +206,13 @@ def _run(
         blocks = 0
         scratch = _scratch(call, q, work, fixed, scratch, (batch, group))
     optional = [fault if t is None else t for t in (options.sinks, options.custom_mask, options.mask_indptr)]
-    dim, ragged = max(q.size(2), call.dim_vo), call.layout == LAYOUTS["RAGGED"]
     tune = tuning(
-        work.rows, dim, k.element_size(), ragged, options.custom_mask is not None, device.shared_bytes(q.device)
+        rows=work.rows,
+        dim=max(q.size(2), call.dim_vo),
+        element_size=k.element_size(),
+        layout=call.layout,
+        custom=options.custom_mask is not None,
+        shared_bytes=device.shared_bytes(q.device),
     )
     volatile = min(max(options.window_left, 0), WIDEST), batch, tokens, call.bound, call.num_pages, OP_CODES[call.op]
     everything = (*tensors, *optional, fault, scratch, *results)

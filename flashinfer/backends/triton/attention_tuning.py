@@ -19,7 +19,7 @@ class Tuning:
     stages: int
 
 
-def tuning(rows: int, dim: int, element_size: int, layout: int, custom: bool, shared_bytes: int) -> Tuning:
+def tuning(*, rows: int, dim: int, element_size: int, layout: int, custom: bool, shared_bytes: int) -> Tuning:
     """Tile and warps for a block of rows.
 
     Parameters

@@ -43,7 +43,14 @@ def main(arch: str) -> None:
     report = {}
     for kind, rows, layout, dim, dim_vo, fp8, flags in SHAPES:
         kv = FP8[arch] if fp8 else "bf16"
-        tune = tuning(rows, max(dim, dim_vo), 1 if fp8 else 2, LAYOUTS[layout], "CUSTOM" in flags, LDS_BYTES)
+        tune = tuning(
+            rows=rows,
+            dim=max(dim, dim_vo),
+            element_size=1 if fp8 else 2,
+            layout=LAYOUTS[layout],
+            custom="CUSTOM" in flags,
+            shared_bytes=LDS_BYTES,
+        )
         first = 1 << (dim.bit_length() - 1)
         constants = {
             **FLAGS,
