@@ -48,21 +48,6 @@ class HostBatch:
         return torch.tensor(self.q_lens, dtype=torch.int64) * torch.tensor(self.kv_lens(), dtype=torch.int64)
 
 
-def lists(*metadata: torch.Tensor) -> list[list[int]]:
-    """Index tensors as lists; waits once if any is on a device."""
-    if all(t.device.type == "cpu" for t in metadata):
-        return [t.tolist() for t in metadata]
-    on_host = [t for t in metadata if t.device.type == "cpu"]
-    elsewhere = [t for t in metadata if t.device.type != "cpu"]
-    joined = torch.cat([t.long() for t in elsewhere]).cpu().tolist()
-    found, at = {}, 0
-    for t in elsewhere:
-        found[id(t)] = joined[at : at + t.numel()]
-        at += t.numel()
-    found.update({id(t): t.tolist() for t in on_host})
-    return [found[id(t)] for t in metadata]
-
-
 def measure(
     where: str, qo: Sequence[int], kv: Sequence[int], last: Sequence[int] | None, page_size: int, kv_name: str
 ) -> HostBatch:

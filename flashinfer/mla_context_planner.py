@@ -14,6 +14,7 @@ import torch
 
 from flashinfer.core.checks import INDEX_DTYPES, INT32_MAX, describe, fail, integer
 from flashinfer.core.errors import InvalidArgumentError
+from flashinfer.core.metadata import on_host
 from flashinfer.ops import mla_context as ops
 
 PLANNER = "MlaContextPlanner"
@@ -182,7 +183,7 @@ class MlaContextPlanner:
             context that is to be cut where `chunk_tokens` is less than a page, and more rows than int32 counts. A page
             id out of range is reported as by `mla_context_indices`.
         """
-        qo, lens = _on_host(_lengths("qo_indptr", qo_indptr), _lengths("context_lens", context_lens))
+        qo, lens = on_host(_lengths("qo_indptr", qo_indptr), _lengths("context_lens", context_lens))
         batch = lens.numel()
         if qo.numel() != batch + 1:
             fail(PLANNER, "qo_indptr", f"of length {batch + 1}, one more than context_lens", qo.numel())
@@ -223,16 +224,6 @@ def _lengths(name: str, values: torch.Tensor | Sequence[int]) -> torch.Tensor:
     except (OverflowError, TypeError) as e:
         raise InvalidArgumentError(f"{PLANNER}: {name} must be {_LENGTHS}, got {type(values).__name__}: {e}") from e
     return torch.frombuffer(listed, dtype=torch.int64) if listed else torch.empty(0, dtype=torch.int64)
-
-
-def _on_host(qo: torch.Tensor, lens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in host memory; one round trip if either is on a device."""
-    if qo.is_cpu and lens.is_cpu:
-        return qo, lens
-    device = lens.device if qo.is_cpu else qo.device
-    # What is on the host goes to the device first, which blocks nobody.
-    joined = torch.cat([t.to(device, non_blocking=True) for t in (qo, lens)]).cpu()
-    return joined[: qo.numel()], joined[qo.numel() :]
 
 
 def _chunks(numbers: list[int]) -> Iterator[MlaContextChunk]:

@@ -12,8 +12,8 @@ import torch
 from flashinfer.core import aiter_install, mla_plan
 from flashinfer.core.checks import INDEX_DTYPES, describe, fail, refuse_extras
 from flashinfer.core.errors import NotPlannedError
+from flashinfer.core.metadata import on_host
 from flashinfer.core.mla_plan import HostPlan, Shape
-from flashinfer.core.staging import Staging
 from flashinfer.ops import mla as ops
 
 WRAPPER = "BatchMLAPagedAttentionWrapper"
@@ -74,7 +74,7 @@ class _CachedModule:
         causal: bool,
     ) -> None:
         """Cut a batch anew; everything that a captured graph reads is in the wrapper's int workspace."""
-        self._wrapper._plan_again(mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr), num_heads, causal)
+        self._wrapper._plan_again(on_host(qo_indptr, kv_indptr, kv_len_arr), num_heads, causal)
 
 
 class BatchMLAPagedAttentionWrapper:
@@ -117,9 +117,9 @@ class BatchMLAPagedAttentionWrapper:
         self.device = float_workspace_buffer.device
         self._float_workspace_buffer = float_workspace_buffer
         self._int_workspace_buffer = torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
-        # Engines hand it back to `_cached_module.plan`; the memory that plans use is `_staging`'s.
+        # Engines hand it back to `_cached_module.plan`; the memory that plans use is torch's pinned allocator's, which
+        # gives none out again before its copy is over.
         self._pin_memory_int_workspace_buffer = torch.empty(0, dtype=torch.uint8)
-        self._staging = Staging(self.device)
         self._cached_module = _CachedModule(self)
         buffers = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_len_arr": kv_len_arr}
         if use_cuda_graph:
@@ -135,6 +135,8 @@ class BatchMLAPagedAttentionWrapper:
         self._views: tuple[torch.Tensor, ...] = ()
         # Batch size and buffer that they belong to.
         self._views_of: tuple[int, torch.Tensor | None] = -1, None
+        # Where the latest plan was copied to, and the buffer of which this is the beginning.
+        self._copied_to, self._copied_to_of = self._int_workspace_buffer[:0], self._int_workspace_buffer
         self._queries = 0, False
         self._sm_scale = 0.0
 
@@ -255,7 +257,7 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
         indices = self._check_metadata(qo_indptr, kv_indptr, kv_indices, kv_len_arr, planned)
         if self._use_cuda_graph and self._planned is not None and planned != self._planned:
             fail(WRAPPER, "plan's arguments", f"those of the graph's first plan, {self._planned}", planned)
-        host = self._cut(mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr), planned, kv_indices.numel())
+        host = self._cut(on_host(qo_indptr, kv_indptr, kv_len_arr), planned, kv_indices.numel())
         self._take(host, planned, float(sm_scale))
         self._keep_metadata(indices)
 
@@ -291,17 +293,17 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
             )
         return kv_indices.to(self.device, torch.int32, non_blocking=True)
 
-    def _cut(self, metadata: torch.Tensor, planned: _Planned, indices: int | None) -> HostPlan:
+    def _cut(self, metadata: list[torch.Tensor], planned: _Planned, indices: int | None) -> HostPlan:
         """Check a batch and cut it. A graph's kernels were compiled and launched for the first plan's shape."""
         shape = self._shape if self._use_cuda_graph else None
         shapes = mla_plan.shapes_for(planned.heads, self.device) if shape is None else (shape,)
         arguments = planned.heads, planned.page_size, planned.causal
-        host = mla_plan.plan(metadata, *arguments, shapes, self._staging, op=WRAPPER)
+        host = mla_plan.plan(metadata, *arguments, shapes, self.device, op=WRAPPER)
         if indices is not None:
             mla_plan.require(host.total_q, host.total_pages, host.total_q, indices, WRAPPER)
         return host
 
-    def _plan_again(self, metadata: torch.Tensor, heads: int, causal: bool) -> None:
+    def _plan_again(self, metadata: list[torch.Tensor], heads: int, causal: bool) -> None:
         """Another batch of the kind that was planned."""
         planned = self._planned
         if planned is None:
@@ -320,17 +322,25 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
             have = self._float_workspace_buffer.numel() * self._float_workspace_buffer.element_size()
             if have < need:
                 fail(WRAPPER, "float_workspace_buffer", f"of at least {need} bytes for this plan", have)
-        have = self._int_workspace_buffer.numel()
-        if 4 * host.size > have:
-            if self._use_cuda_graph:
-                fail(WRAPPER, "the batch", f"small enough for a schedule of {have} bytes", 4 * host.size)
-            self._int_workspace_buffer = torch.empty(8 * host.size, dtype=torch.uint8, device=self.device)
-        buffer = self._int_workspace_buffer
-        self._staging.send(host.size, buffer)
+        self._send(host.memory)
         self._planned, self._shape, self._queries, self._sm_scale = planned, host.shape, queries, sm_scale
         self._host = host
+        buffer = self._int_workspace_buffer
         if self._views_of[0] != host.batch or self._views_of[1] is not buffer:
             self._views, self._views_of = host.split(buffer.view(torch.int32)), (host.batch, buffer)
+
+    def _send(self, words: torch.Tensor) -> None:
+        """Queue the copy of a plan to the beginning of the int workspace."""
+        size, have = words.numel(), self._int_workspace_buffer.numel()
+        if 4 * size > have:
+            if self._use_cuda_graph:
+                fail(WRAPPER, "the batch", f"small enough for a schedule of {have} bytes", 4 * size)
+            self._int_workspace_buffer = torch.empty(8 * size, dtype=torch.uint8, device=self.device)
+        buffer = self._int_workspace_buffer
+        # Slicing costs as much as the copy.
+        if self._copied_to.numel() != size or self._copied_to_of is not buffer:
+            self._copied_to, self._copied_to_of = buffer.view(torch.int32)[:size], buffer
+        self._copied_to.copy_(words, non_blocking=True)
 
     def _keep_queries(self, queries: tuple[int, bool]) -> None:
         """AITER's kernels are captured for one query length, ours for all."""

@@ -12,6 +12,7 @@ import torch
 from flashinfer.core.checks import INDEX_DTYPES, INT32_MAX, describe, fail, integer, number
 from flashinfer.core.dtypes import FP8
 from flashinfer.core.errors import NotPlannedError
+from flashinfer.core.metadata import on_host
 from flashinfer.ops import attention as attention_ops
 from flashinfer.ops import gather as gather_ops
 from flashinfer.ops import merge as merge_ops
@@ -199,7 +200,7 @@ class BatchPhaseAttentionWrapper:
         budget = self._workspace.numel() // row // page_size * page_size if window_left < 0 else None
         graph = self._use_cuda_graph
         launches = len(self._plan.chunks) if graph and self._plan is not None else None
-        qo, kv, last = _on_host(qo_indptr, kv_indptr, kv_last_page_len)
+        qo, kv, last = on_host(qo_indptr, kv_indptr, kv_last_page_len)
         plan = plan_batch(
             WRAPPER,
             qo,
@@ -467,12 +468,3 @@ class BatchPhaseAttentionWrapper:
     def _of(self, backends: tuple[str, ...]) -> str:
         """The backend that was named, where an op has it: only attention has all of them."""
         return self._backend if self._backend in backends else "auto"
-
-
-def _on_host(*metadata: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Index tensors on the host, contiguous; one round trip if any is on a device."""
-    if all(t.is_cpu for t in metadata):
-        return tuple(t.contiguous() for t in metadata)
-    device = next(t.device for t in metadata if not t.is_cpu)
-    joined = torch.cat([t.to(device, non_blocking=True) for t in metadata]).cpu()
-    return joined.split_with_sizes([t.numel() for t in metadata])

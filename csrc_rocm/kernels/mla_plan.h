@@ -25,6 +25,7 @@ enum MlaPlanFault : int64_t {
   kMlaKvLength = 5,   // a negative KV length
   kMlaPages = 6,      // a request has other than ceil(kv_len / page_size) pages
   kMlaPlanShort = 7,  // the schedule does not fit
+  kMlaRange = 8,      // a number of more than 32 bits
 };
 
 struct MlaPlanReport {

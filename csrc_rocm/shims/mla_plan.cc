@@ -3,51 +3,81 @@
 // Tensors to params for kernels/mla_plan.h. All tensors are on the host.
 #include "kernels/mla_plan.h"
 
-#include <cstring>
+#include <ATen/core/LegacyTypeDispatch.h>
 
-#include "shims/tensor.h"
+#include <tuple>
+#include <vector>
+
+#include "shims/plan_memory.h"
 
 namespace fi {
 namespace {
 
-bool is_host_int32(const at::Tensor& t) {
-  return t.is_cpu() && t.scalar_type() == at::kInt && t.dim() == 1 && t.is_contiguous();
+// Plans end on a multiple of so many words: most plans of a server then have one length, and one view of the buffer
+// that they are copied into serves all.
+constexpr int64_t kBlock = 256;
+
+int64_t whole_blocks(int64_t words) { return (words + kBlock - 1) / kBlock * kBlock; }
+
+// Returns false, and leaves a report, for a number that int32 does not hold.
+bool narrow(const at::Tensor& from, int32_t* to, MlaPlanReport* report) {
+  const IndexArray numbers = index_array(from);
+  for (int64_t i = 0; i < from.numel(); ++i) {
+    const int64_t n = numbers[i];
+    to[i] = static_cast<int32_t>(n);
+    if (to[i] == n) continue;
+    report->fault = kMlaRange;
+    report->value = n;
+    return false;
+  }
+  return true;
 }
 
-// `metadata` is qo_indptr, kv_indptr and kv_len one after the other.
-MlaPlanParams params_of(const at::Tensor& metadata, const at::Tensor& report) {
-  require(is_host_int32(metadata) && report.is_cpu() && report.is_contiguous());
-  require(report.scalar_type() == at::kLong && report.numel() * 8 == int64_t{sizeof(MlaPlanReport)});
+std::vector<int64_t> numbers(const MlaPlanReport& r) {
+  return {r.fault, r.where, r.value, r.bound, r.words, r.max_q_len, r.total_kv, r.total_q, r.total_pages, r.shape,
+          r.unseen};
+}
+
+// `shapes` are MlaPlanShapes. The plan is the metadata, the lengths of last pages, and from word `schedule_at` on the
+// schedule; `room` words are what a schedule usually needs.
+std::tuple<std::vector<int64_t>, at::Tensor> mla_plan_shim(const at::Tensor& qo_indptr, const at::Tensor& kv_indptr,
+                                                           const at::Tensor& kv_len, int64_t heads, int64_t page_size,
+                                                           bool causal, at::IntArrayRef shapes, int64_t schedule_at,
+                                                           int64_t room, bool pinned) {
+  for (const at::Tensor* t : {&qo_indptr, &kv_indptr, &kv_len}) require(is_host_index_vector(*t));
   MlaPlanParams p{};
-  p.batch = (metadata.numel() - 2) / 3;
-  require(metadata.numel() == 3 * p.batch + 2);
-  p.qo_indptr = metadata.const_data_ptr<int32_t>();
-  p.kv_indptr = p.qo_indptr + p.batch + 1;
-  p.kv_len = p.kv_indptr + p.batch + 1;
-  p.report = reinterpret_cast<MlaPlanReport*>(report.mutable_data_ptr<int64_t>());
-  return p;
-}
-
-// `shapes` are MlaPlanShapes; `plan` gets the metadata, the lengths of last pages, and from word `schedule_at` on the
-// schedule.
-void mla_plan_shim(const at::Tensor& metadata, int64_t heads, int64_t page_size, bool causal, at::IntArrayRef shapes,
-                   int64_t schedule_at, const at::Tensor& plan, const at::Tensor& report) {
-  MlaPlanParams p = params_of(metadata, report);
-  require(is_host_int32(plan) && heads > 0 && page_size > 0);
+  p.batch = kv_len.numel();
+  require(qo_indptr.numel() == p.batch + 1 && kv_indptr.numel() == p.batch + 1 && heads > 0 && page_size > 0);
   require(!shapes.empty() && shapes.size() % 3 == 0);
   for (const int64_t n : shapes) require(n > 0);
-  require(schedule_at >= metadata.numel() + p.batch && plan.numel() >= schedule_at);
+  require(schedule_at >= 4 * p.batch + 2 && room >= 0);
   p.heads = heads;
   p.page_size = page_size;
   p.causal = causal;
   p.shapes = reinterpret_cast<const MlaPlanShape*>(shapes.data());
   p.num_shapes = int64_t(shapes.size() / 3);
-  auto* words = plan.mutable_data_ptr<int32_t>();
-  std::memcpy(words, p.qo_indptr, static_cast<size_t>(metadata.numel()) * sizeof(int32_t));
-  p.last_page_len = words + metadata.numel();
-  p.schedule = words + schedule_at;
-  p.capacity = plan.numel() - schedule_at;
-  plan_mla(p);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  MlaPlanReport report{};
+  p.report = &report;
+  at::Tensor block;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const int64_t words = whole_blocks(schedule_at + room);
+    block = host_block(qo_indptr, 4 * words, pinned);
+    auto* begin = static_cast<int32_t*>(block.mutable_data_ptr());
+    int32_t *kv = begin + p.batch + 1, *lens = kv + p.batch + 1;
+    if (!narrow(qo_indptr, begin, &report) || !narrow(kv_indptr, kv, &report) || !narrow(kv_len, lens, &report)) break;
+    p.qo_indptr = begin;
+    p.kv_indptr = kv;
+    p.kv_len = lens;
+    p.last_page_len = lens + p.batch;
+    p.schedule = begin + schedule_at;
+    p.capacity = words - schedule_at;
+    plan_mla(p);
+    if (report.fault != kMlaPlanShort) break;
+    room = report.bound;
+  }
+  const int64_t used = report.fault == kMlaPlanGood ? whole_blocks(schedule_at + report.words) : 0;
+  return {numbers(report), view_of(block, caffe2::TypeMeta::Make<int32_t>(), 0, used)};
 }
 
 }  // namespace
@@ -55,7 +85,7 @@ void mla_plan_shim(const at::Tensor& metadata, int64_t heads, int64_t page_size,
 
 TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
   m.def(
-      "mla_plan(Tensor metadata, int heads, int page_size, bool causal, int[] shapes, int schedule_at, "
-      "Tensor(a!) plan, Tensor(b!) report) -> ()");
+      "mla_plan(Tensor qo_indptr, Tensor kv_indptr, Tensor kv_len, int heads, int page_size, bool causal, int[] shapes, "
+      "int schedule_at, int room, bool pinned) -> (int[], Tensor)");
   m.impl("mla_plan", c10::DispatchKey::CompositeExplicitAutograd, &fi::mla_plan_shim);
 }

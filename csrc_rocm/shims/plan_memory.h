@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// Memory of plans: words in host memory for one copy, and views that are made without the dispatcher.
+// Memory of plans: blocks of host memory, words in it for one copy, and views that are made without the dispatcher.
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -14,8 +14,13 @@ namespace fi {
 
 inline bool is_host_index_vector(const at::Tensor& t) { return is_index_vector(t, c10::Device(c10::kCPU)); }
 
-// Words in host memory, pinned if a GPU will read them. Pinned memory comes from torch's allocator, which hands a block
-// out again when the copies that read it are over: it records an event as the block is given back.
+// Host memory, pinned if a GPU will reach it. Pinned memory comes from torch's allocator, which hands a block out again
+// when the copies that read it are over: it records an event as the block is given back.
+inline at::Tensor host_block(const at::Tensor& like, int64_t bytes, bool pinned) {
+  return like.new_empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(pinned));
+}
+
+// Words in such memory, for one copy.
 inline at::Tensor host_words(const at::Tensor& like, const std::vector<int32_t>& words, bool pinned,
                              int64_t spare = 0) {
   const auto options = at::TensorOptions().dtype(at::kInt).device(at::kCPU).pinned_memory(pinned);
@@ -24,20 +29,26 @@ inline at::Tensor host_words(const at::Tensor& like, const std::vector<int32_t>&
   return found;
 }
 
-// Successive parts of a vector of words. A plan has dozens, none has a gradient, and each would take the dispatcher
-// longer than a chunk takes to be cut.
+// Elements of another vector's memory. Nothing here has a gradient, and through the dispatcher a view takes longer than
+// a chunk of a plan takes to be cut.
+inline at::Tensor view_of(const at::Tensor& base, const caffe2::TypeMeta& dtype, int64_t offset, int64_t size) {
+  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()),
+                                                             base.key_set(), dtype);
+  c10::TensorImpl* impl = view.unsafeGetTensorImpl();
+  impl->set_storage_offset(offset);
+  const int64_t stride = 1;
+  impl->set_sizes_and_strides(at::IntArrayRef(size), at::IntArrayRef(stride));
+  return view;
+}
+
+// Successive parts of a vector of words.
 class Parts {
  public:
   explicit Parts(const at::Tensor& base) : base_(base), at_(base.storage_offset()) {}
 
   // A part, with `gap` words behind it that belong to none.
   at::Tensor next(int64_t size, int64_t gap = 0) {
-    at::Tensor part = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base_.storage()),
-                                                               base_.key_set(), base_.dtype());
-    c10::TensorImpl* impl = part.unsafeGetTensorImpl();
-    impl->set_storage_offset(at_);
-    const int64_t stride = 1;
-    impl->set_sizes_and_strides(at::IntArrayRef(size), at::IntArrayRef(stride));
+    at::Tensor part = view_of(base_, base_.dtype(), at_, size);
     at_ += size + gap;
     return part;
   }

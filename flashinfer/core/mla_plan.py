@@ -16,12 +16,9 @@ import torch
 
 from flashinfer.core.checks import fail
 from flashinfer.core.errors import InvalidArgumentError
-from flashinfer.core.staging import Staging
 
 OP = "mla_paged_attention"
-_REPORT_WORDS = 12
 _ANY = 2**62
-_SHORT = 7
 _SENTENCES = {
     1: "qo_indptr[0] must be 0, got {value}",
     2: "qo_indptr must not fall, got {value} after {bound} at request {where}",
@@ -30,7 +27,8 @@ _SENTENCES = {
     5: "kv_len_arr must not be negative, got {value} for request {where}",
     6: "kv_indptr must give each request ceil(kv_len / page_size) pages, got {bound} pages for the {value} tokens of "
     "request {where}",
-    _SHORT: "the schedule must fit into {value} words, got {bound}; give fewer requests to a plan",
+    7: "the schedule must fit into {value} words, got {bound}; give fewer requests to a plan",
+    8: "qo_indptr, kv_indptr and kv_len_arr must be numbers of 32 bits, got {value}",
 }
 
 
@@ -87,8 +85,9 @@ class HostPlan(NamedTuple):
     Attributes
     ----------
     memory, size
-        int32 words that the plan is at the beginning of, until the next one takes them, and how many it is: qo_indptr,
-        kv_indptr, kv_len and last page lengths, then the schedule.
+        int32 words that the plan is at the beginning of, and how many it is: qo_indptr, kv_indptr, kv_len and last
+        page lengths, then the schedule. Pinned if it goes to a GPU; whole blocks of 256 words, so that the plans of a
+        server, which differ little, are copied as one size.
     schedule_at
         Where the schedule begins.
     total_q, total_pages, total_kv, max_q_len
@@ -136,33 +135,13 @@ class HostPlan(NamedTuple):
         return (*parts[:4], parts[5])
 
 
-def on_host(*metadata: torch.Tensor) -> torch.Tensor:
-    """Index tensors one after the other as int32 in host memory; one round trip if any is on a device.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a number does not fit.
-    """
-    if any(t.device != metadata[0].device for t in metadata):
-        # From two places: what is on the host goes to the device first, which blocks nobody.
-        device = next(t.device for t in metadata if t.device.type != "cpu")
-        metadata = tuple(t.to(device, non_blocking=True) for t in metadata)
-    joined = torch.cat(metadata).cpu()
-    narrow = joined.int()
-    if narrow is not joined and not torch.equal(narrow, joined):
-        value = int(joined[narrow != joined][0])
-        fail(OP, "qo_indptr, kv_indptr and kv_len_arr", "numbers of 32 bits", value)
-    return narrow
-
-
 def plan(
-    metadata: torch.Tensor,
+    metadata: Sequence[torch.Tensor],
     heads: int,
     page_size: int,
     causal: bool,
     shapes: Sequence[Shape],
-    staging: Staging,
+    device: torch.device,
     *,
     op: str = OP,
 ) -> HostPlan:
@@ -171,34 +150,29 @@ def plan(
     Parameters
     ----------
     metadata
-        What `on_host(qo_indptr, kv_indptr, kv_len)` returns.
+        qo_indptr, kv_indptr and kv_len in host memory.
     heads, page_size, causal
         Of the attention.
     shapes
         Ways to cut: the first whose one item holds all rows of a request is taken, else the last.
-    staging
-        Where the result goes.
+    device
+        Where the plan will be copied.
     op
         Who is speaking in an error.
 
     Raises
     ------
     InvalidArgumentError
-        If a request contradicts its pages; names the request.
+        If a request contradicts its pages, naming the request, or a number does not fit.
     """
-    batch = (metadata.numel() - 2) // 3
+    batch = metadata[2].numel()
     at = HostPlan.schedule_offset(batch)
-    report = torch.empty(_REPORT_WORDS, dtype=torch.int64)
-    # Enough for one query a request, else what the planner then asks for.
+    # Enough for one query a request; for others the planner takes what it then needs.
     flat, room = _flat(tuple(shapes))
-    capacity = at + 8 * batch + room
-    for _ in range(2):
-        memory = staging.take(capacity)
-        _native().planner().mla_plan(metadata, heads, page_size, causal, flat, at, memory, report)
-        fault, where, value, bound, used, _, max_q_len, total_kv, total_q, total_pages, index, unseen = report.tolist()
-        if fault != _SHORT:
-            break
-        capacity = at + bound
+    numbers, memory = _native().planner()(
+        *(*metadata, heads, page_size, causal, flat, at, 8 * batch + room, device.type == "cuda")
+    )
+    fault, where, value, bound, used, max_q_len, total_kv, total_q, total_pages, index, unseen = numbers
     if fault:
         _refuse(op, fault, where, value, bound)
     totals = total_q, total_pages, total_kv, max_q_len

@@ -18,6 +18,9 @@ inline int gpu_current_device(int* device) { return static_cast<int>(hipGetDevic
 inline int gpu_ask_multiprocessors(int* count, int device) {
   return static_cast<int>(hipDeviceGetAttribute(count, hipDeviceAttributeMultiprocessorCount, device));
 }
+inline int gpu_host_pointer(void** on_device, void* on_host) {
+  return static_cast<int>(hipHostGetDevicePointer(on_device, on_host, 0));
+}
 #else
 #include <cuda_runtime.h>
 using gpuStream_t = cudaStream_t;
@@ -27,6 +30,9 @@ inline int gpu_last_error() { return static_cast<int>(cudaGetLastError()); }
 inline int gpu_current_device(int* device) { return static_cast<int>(cudaGetDevice(device)); }
 inline int gpu_ask_multiprocessors(int* count, int device) {
   return static_cast<int>(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device));
+}
+inline int gpu_host_pointer(void** on_device, void* on_host) {
+  return static_cast<int>(cudaHostGetDevicePointer(on_device, on_host, 0));
 }
 #endif
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,23 +18,30 @@ from flashinfer.jit.spec import JitSpec
 
 SPEC = JitSpec(
     name="mla",
-    ops=("mla_plan",),
+    # None that only writes its arguments: these have results.
+    ops=(),
     shims=("shims/mla_plan.cc", "shims/mla_view.cc"),
     kernels_cpu=("kernels_cpu/mla_plan.cc",),
 )
 _HOST = torch.device("cpu")
 
 
-@functools.cache
-def planner() -> Module:
-    """The module of `mla_plan`."""
+def _module() -> Module:
     return load_module(SPEC, _HOST)
+
+
+@functools.cache
+def planner() -> Callable[..., tuple[list[int], torch.Tensor]]:
+    """The torch op itself: a Python function around it would cost as much as it does."""
+    found: Any = getattr(torch.ops, _module().namespace).mla_plan.default._op
+    op: Callable[..., tuple[list[int], torch.Tensor]] = found
+    return op
 
 
 @functools.cache
 def mla_kv_view_op() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]:
     """The torch op itself: a Python function around it would cost as much as it does."""
-    namespace = planner().namespace
+    namespace = _module().namespace
     torch.library.register_fake(f"{namespace}::mla_kv_view", _mla_kv_view_fake)
     op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None] = getattr(torch.ops, namespace).mla_kv_view.default
     return op

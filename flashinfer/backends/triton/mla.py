@@ -13,8 +13,8 @@ from flashinfer.backends.triton import device
 from flashinfer.backends.triton.launch import launch
 from flashinfer.core import mla_plan
 from flashinfer.core.dtypes import FP8
+from flashinfer.core.metadata import on_host
 from flashinfer.core.mla_plan import Shape
-from flashinfer.core.staging import Staging
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16)
 # Columns of ckv that are loaded and multiplied at a time. Of whole rows of 512, loads take so many registers for
@@ -97,9 +97,9 @@ def mla_paged_attention(
 ) -> None:
     device, heads, dim = q_nope.device, q_nope.size(1), q_nope.size(2)
     if schedule is None or scratch is None:
-        host = mla_plan.on_host(qo_indptr, kv_indptr, kv_len_arr)
+        host = on_host(qo_indptr, kv_indptr, kv_len_arr)
         shapes = mla_plan.shapes_for(heads, device)
-        plan = mla_plan.plan(host, heads, ckv_cache.size(1), causal, shapes, Staging(device))
+        plan = mla_plan.plan(host, heads, ckv_cache.size(1), causal, shapes, device)
         shape = plan.shape
         mla_plan.require(plan.total_q, plan.total_pages, q_nope.size(0), kv_indices.numel())
         schedule = plan.words[plan.schedule_at :].to(device, non_blocking=True)

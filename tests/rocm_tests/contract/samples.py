@@ -15,7 +15,6 @@ import torch
 from flashinfer.core import mla_plan
 from flashinfer.core.mla_plan import Shape
 from flashinfer.core.op import OPS, Op
-from flashinfer.core.staging import Staging
 from flashinfer.selection import find_op
 from rocm_tests.contract.sample import INDEX, PAGES, D, H, N, Sample, randn, rows
 from rocm_tests.contract.samples_attention import ATTENTION_SAMPLES
@@ -133,8 +132,7 @@ def mla(n: int, variant: int) -> Sample:
     pool, shape = randn(PAGES, N, 64 + 16, seed=1, dtype=dtype), Shape(16, 6, 1)
     lens = torch.arange(n, dtype=INDEX[variant]) + 17
     indptr = torch.arange(n + 1, dtype=INDEX[variant]) * 2
-    metadata = mla_plan.on_host(indptr, batch.kv_indptr, lens)
-    words = mla_plan.plan(metadata, 3, N, True, [shape], Staging(lens.device)).words
+    words = mla_plan.plan([indptr, batch.kv_indptr, lens], 3, N, True, [shape], lens.device).words
     arguments = {
         "q_nope": q_nope,
         "q_pe": q_pe,

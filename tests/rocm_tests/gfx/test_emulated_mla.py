@@ -16,7 +16,6 @@ import torch
 
 from flashinfer.core import mla_plan
 from flashinfer.core.mla_plan import Shape
-from flashinfer.core.staging import Staging
 from flashinfer.testing.codeobject import CodeObject
 from flashinfer.testing.emulator import Emulator
 from rocm_tests.gfx.conftest import triton_code
@@ -61,7 +60,7 @@ def test_attention(emulator: Emulator, folder: Path, name: str) -> None:
     q_lens, kv_lens = CASES[name]
     case = Case(q_lens, kv_lens, heads=2, dtype=torch.bfloat16, causal=True)
     qo, pages, indices, lens = case.metadata
-    plan = mla_plan.plan(mla_plan.on_host(qo, pages, lens), 2, 4, True, [SHAPE], Staging(lens.device))
+    plan = mla_plan.plan([qo, pages, lens], 2, 4, True, [SHAPE], lens.device)
     schedule = plan.words[plan.schedule_at :].clone()
     merged = int((schedule[SHAPE.workers + 1 : SHAPE.schedule_words].view(-1, 5)[:, 4] > 0).sum())
     assert merged == (name != "speculation")

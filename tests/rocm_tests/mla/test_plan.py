@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from flashinfer.core import mla_plan
 from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.core.mla_plan import Shape
-from flashinfer.core.staging import Staging
 
 UNIT = 64
 CPU = torch.device("cpu")
@@ -32,7 +31,7 @@ def cut(
 ) -> mla_plan.HostPlan:
     qo, lens = torch.tensor([0, *q_lens]).cumsum(0), torch.tensor(list(kv_lens), dtype=torch.int64)
     pages = torch.tensor([0, *(-(-n // page_size) for n in kv_lens)]).cumsum(0)
-    return mla_plan.plan(mla_plan.on_host(qo, pages, lens), heads, page_size, causal, [shape], Staging(CPU))
+    return mla_plan.plan([qo, pages, lens], heads, page_size, causal, [shape], CPU)
 
 
 def items_of(plan: mla_plan.HostPlan, shape: Shape) -> list[list[list[int]]]:
@@ -126,9 +125,9 @@ def test_the_metadata_come_first_and_last_pages_with_them() -> None:
 
 @pytest.mark.parametrize(("q_len", "heads", "rows"), [(1, 16, 16), (2, 8, 16), (3, 8, 32), (5, 8, 64), (1, 96, 64)])
 def test_the_planner_takes_the_first_shape_that_holds_a_request(q_len: int, heads: int, rows: int) -> None:
-    metadata = mla_plan.on_host(torch.tensor([0, 1, 1 + q_len]), torch.tensor([0, 1, 2]), torch.tensor([1, 9]))
+    metadata = [torch.tensor([0, 1, 1 + q_len]), torch.tensor([0, 1, 2]), torch.tensor([1, 9])]
     shapes = mla_plan.shapes_for(heads, CPU)
-    plan = mla_plan.plan(metadata, heads, 16, False, shapes, Staging(CPU))
+    plan = mla_plan.plan(metadata, heads, 16, False, shapes, CPU)
     assert plan.shape == next(s for s in shapes if s.rows_per_item == rows)
     assert plan.max_q_len == q_len
     assert plan.is_uniform == (q_len == 1)
@@ -153,4 +152,4 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
     """2^32 + 1 is 1 in 32 bits."""
     qo, pages, lens = torch.tensor([0, 2**32 + 1]), torch.tensor([0, 1]), torch.tensor([1])
     with pytest.raises(InvalidArgumentError, match="must be numbers of 32 bits, got 4294967297"):
-        mla_plan.on_host(qo, pages, lens)
+        mla_plan.plan([qo, pages, lens], 16, 1, False, [Shape(16, 3, 1)], CPU)

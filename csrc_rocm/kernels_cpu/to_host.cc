@@ -1,0 +1,21 @@
+// SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
+// SPDX-License-Identifier: Apache-2.0
+// Small vectors into memory of their own, on the CPU.
+#include "kernels/to_host.h"
+
+namespace fi {
+namespace {
+
+template <typename T>
+void copy(const ToHostVector& v) {
+  for (int64_t i = 0; i < v.size; ++i) static_cast<T*>(v.to)[i] = static_cast<const T*>(v.from)[i * v.stride];
+}
+
+}  // namespace
+
+int to_host(const ToHostParams& p, void*) {
+  for (int i = 0; i < p.count; ++i) p.vectors[i].wide ? copy<int64_t>(p.vectors[i]) : copy<int32_t>(p.vectors[i]);
+  return 0;
+}
+
+}  // namespace fi
