@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flashinfer.core.checks import fail, refuse_extras
-from flashinfer.host_batch import lists
+from flashinfer.core.metadata import on_host
 from flashinfer.planned import Options, Results, refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
 from flashinfer.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
@@ -97,14 +97,15 @@ q_data_type, kv_data_type
         )
         self._keep_shape(batch, num_qo_heads, num_kv_heads, (head_dim_qk, head_dim_vo), page_size)
         self._keep_dtypes(q_data_type, kv_data_type)
-        qo, kv, lens = lists(qo_indptr, kv_indptr, kv_len_arr)
-        last = [(n - 1) % page_size + 1 if n > 0 else 0 for n in lens]
-        measured = self._measure(qo, kv, last, page_size)
-        for b, (length, pages) in enumerate(zip(lens, measured.pages, strict=True)):
+        qo, kv, host_lens = on_host(qo_indptr, kv_indptr, kv_len_arr)
+        lens = host_lens.tolist()
+        last = torch.tensor([(n - 1) % page_size + 1 if n > 0 else 0 for n in lens], dtype=torch.int32)
+        # Nobody has the last page lengths on the device.
+        measured = self._measure(qo, kv, last, page_size, away=self.device.type != "cpu")
+        for b, (length, pages) in enumerate(zip(lens, measured.pages(), strict=True)):
             if length < 0 or pages != -(-length // page_size):
                 fail(WRAPPER, f"kv_len_arr[{b}]", f"the tokens of its pages, {pages} of {page_size}", length)
-        last_page_len = torch.tensor(last, dtype=torch.int32)
-        self._keep_pages(qo_indptr, kv_indptr, kv_indices, last_page_len, measured.total_pages, "kv_indices")
+        self._keep_pages(measured, qo_indptr, kv_indptr, kv_indices, last, "kv_indices")
         self._keep_options(causal, -1, logits_soft_cap, sm_scale, None, False)
         self._planned = True
         if self._float_workspace_buffer.numel() < self.workspace_size():

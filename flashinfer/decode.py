@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flashinfer.core.checks import INT32_MAX, fail, integer, refuse_extras
-from flashinfer.host_batch import lists
+from flashinfer.core.metadata import on_host
 from flashinfer.planned import Options, Results, dtype_of, refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
 from flashinfer.single import single_decode_with_kv_cache
@@ -197,29 +197,28 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedPagedAttention):
     ) -> None:
         """Take a batch; `indptr_host` is a copy of `indptr` if the caller has one, and then nothing is waited for."""
         integer(WRAPPER, "q_len_per_req", q_len_per_req, 1, INT32_MAX)
-        for name, t in (("last_page_len", last_page_len), ("indptr", indptr), ("indices", indices)):
-            self._check_metadata({name: (t, last_page_len.numel() + 1 if name == "indptr" else None)})
+        self._check_metadata({"last_page_len": (last_page_len, None)})
         batch = last_page_len.numel()
+        self._check_metadata({"indptr": (indptr, batch + 1), "indices": (indices, None)})
         self._check_batch("last_page_len", batch)
         if self._use_cuda_graph and self._planned and q_len_per_req != self._q_len_per_req:
             fail(WRAPPER, "q_len_per_req", f"{self._q_len_per_req}, as in the graph's first plan", q_len_per_req)
         self._keep_shape(batch, num_qo_heads, num_kv_heads, (head_dim, head_dim), page_size)
-        qo = list(range(0, (batch + 1) * q_len_per_req, q_len_per_req))
         if indptr_host is None:
-            measured = self._host_batch(qo, indptr, last_page_len, page_size, "indptr")
+            measured = self._host_batch(q_len_per_req, indptr, last_page_len, page_size, "indptr")
         else:
             self._check_metadata({"global_override_indptr_cpu": (indptr_host, batch + 1)})
-            (kv,) = lists(indptr_host)
-            measured = self._measure(qo, kv, None, page_size, "global_override_indptr_cpu")
+            (kv,) = on_host(indptr_host)
+            measured = self._measure(q_len_per_req, kv, None, page_size, "global_override_indptr_cpu")
         if not buffers_are_written:
-            self._keep_pages(None, indptr, indices, last_page_len, measured.total_pages, "indices")
+            self._keep_pages(measured, None, indptr, indices, last_page_len, "indices")
         self._fixed_q_len = q_len_per_req
         if (
             self._qo_indptr_buf is None
             or q_len_per_req != self._q_len_per_req
-            or self._qo_indptr_buf.numel() != len(qo)
+            or self._qo_indptr_buf.numel() != batch + 1
         ):
-            self._qo_indptr_buf = torch.arange(len(qo), dtype=torch.int32, device=self.device) * q_len_per_req
+            self._qo_indptr_buf = torch.arange(batch + 1, dtype=torch.int32, device=self.device) * q_len_per_req
         self._q_len_per_req = q_len_per_req
 
     def run(

@@ -18,6 +18,7 @@ import torch
 from flashinfer.core.attention_work import NO_SPLIT, FixedPieces, scratch_elements
 from flashinfer.core.checks import INDEX_DTYPES, INT32_MAX, describe, fail, integer, number, refuse_extras
 from flashinfer.core.errors import NotPlannedError
+from flashinfer.core.metadata import on_host
 from flashinfer.custom_mask import mask_indptr, pack_mask
 from flashinfer.host_batch import HostBatch, measure
 from flashinfer.ops.page import LAYOUTS
@@ -159,11 +160,11 @@ class CachedModule:
         wrapper, rest = self._wrapper, args[3:]
         if len(args) in (19, 20, 21):
             qo_indptr, kv_indptr, _, _, _, _, _, page_size = rest[:8]
-            wrapper._measure(qo_indptr.tolist(), kv_indptr.tolist(), None, page_size)
+            wrapper._measure(*on_host(qo_indptr, kv_indptr), None, page_size)
             wrapper._keep_splits(*rest[13:15])
         elif len(args) == 15:
-            kv_indptr, batch, _, _, page_size = rest[:5]
-            wrapper._measure(list(range(batch + 1)), kv_indptr.tolist(), None, page_size)
+            kv_indptr, _, _, _, page_size = rest[:5]
+            wrapper._measure(1, *on_host(kv_indptr), None, page_size)
         else:
             fail(wrapper._name, "_cached_module.plan's arguments", "15, or 19 to 21", len(args))
         return wrapper._plan_info
@@ -294,7 +295,7 @@ class PlannedAttention:
             return 4 * scratch_elements(self._head_dim_vo, self.device)
         group = max(self._num_qo_heads // max(self._num_kv_heads, 1), 1)
         fixed = FixedPieces.of(group, self._fixed_q_len, self._split_size)
-        pieces = fixed.count(group, self._num_kv_heads, self._batch.q_lens, self._batch.kv_lens())
+        pieces = fixed.count(group, self._num_kv_heads, self._batch.q_lens(), self._batch.kv_lens())
         return 4 * fixed.scratch_elements(self._head_dim_vo, pieces)
 
     def _scratch(self) -> torch.Tensor:
@@ -341,16 +342,19 @@ class PlannedAttention:
                 "pad the batch with requests of length 0",
             )
 
-    def _on_device(self, *metadata: torch.Tensor) -> list[torch.Tensor]:
+    def _on_device(self, t: torch.Tensor) -> torch.Tensor:
         """Metadata where kernels read them: themselves if they are there, else copied from memory that is nobody's."""
-        apart = [t for t in metadata if t.device != self.device]
-        if not apart:
-            return list(metadata)
+        if t.device == self.device:
+            return t.contiguous()
         # The caller may overwrite pinned tensors once the plan returns, before the copy is over.
-        words = torch.empty(sum(t.numel() for t in apart), dtype=torch.int32, pin_memory=True)
-        torch.cat([t.int() for t in apart], out=words)
-        parts = iter(words.to(self.device, non_blocking=True).split([t.numel() for t in apart]))
-        return [t if t.device == self.device else next(parts) for t in metadata]
+        return torch.empty(t.shape, dtype=torch.int32, pin_memory=True).copy_(t).to(self.device, non_blocking=True)
+
+    def _placed(self, given: torch.Tensor, batch: HostBatch, part: int) -> torch.Tensor:
+        """A vector of the batch to be read on the device, or copied to a graph's buffer."""
+        if given.device == self.device:
+            return given.contiguous()
+        placed = (batch.host if self._use_cuda_graph else batch.there)[part]
+        return self._on_device(given) if placed is None else placed
 
     def _take_mask_buffers(self, masks: torch.Tensor | None, indptr: torch.Tensor | None) -> None:
         """A graph's buffers of masks; none is no masks."""
@@ -396,13 +400,23 @@ class PlannedAttention:
         if size > into.numel():
             fail(self._name, "custom_mask_buf", f"of at least {size} bytes for this plan", into.numel())
         into[:size].copy_(packed[:size])
-        begins.copy_(self._on_device(starts)[0])
+        begins.copy_(self._on_device(starts))
 
     def _measure(
-        self, qo: list[int], kv: list[int], last: list[int] | None, page_size: int, kv_name: str = "kv_indptr"
+        self,
+        qo: torch.Tensor | int,
+        kv: torch.Tensor,
+        last: torch.Tensor | None,
+        page_size: int,
+        kv_name: str = "kv_indptr",
+        away: bool = False,
     ) -> HostBatch:
-        """Check a batch, and keep what helps kernels to cut it. A graph's batches are not known when it is captured."""
-        batch = measure(self._name, qo, kv, last, page_size, kv_name)
+        """Check a batch, and keep what helps kernels to cut it. A graph's batches are not known when it is captured.
+
+        `away` says that the device has not all of it yet.
+        """
+        there = self.device if away and not self._use_cuda_graph else None
+        batch = measure(self._name, qo, kv, last, page_size, kv_name, away, there)
         self._page_size, self._qo_indptr_last = page_size, batch.total_q
         self._max_q_len, self._max_kv_len = batch.max_q_len, 0 if self._use_cuda_graph else batch.max_kv_len
         self._batch = batch

@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 
 from flashinfer.core.checks import INT32_MAX, describe, fail, integer
-from flashinfer.host_batch import HostBatch, lists
+from flashinfer.core.metadata import on_host
+from flashinfer.host_batch import HostBatch
 from flashinfer.ops import attention as ops
 from flashinfer.page import split_cache
 from flashinfer.planned import Options, PlannedAttention, Results
@@ -55,47 +56,51 @@ class PlannedPagedAttention(PlannedAttention):
 
     def _host_batch(
         self,
-        qo_indptr: torch.Tensor | list[int],
+        qo: torch.Tensor | int,
         kv_indptr: torch.Tensor,
         last_page_len: torch.Tensor,
         page_size: int,
         kv_name: str,
     ) -> HostBatch:
-        if isinstance(qo_indptr, torch.Tensor):
-            qo, kv, last = lists(qo_indptr, kv_indptr, last_page_len)
-        else:
-            qo, (kv, last) = qo_indptr, lists(kv_indptr, last_page_len)
-        return self._measure(qo, kv, last, page_size, kv_name)
+        """A batch whose queries begin as `qo` says, or have that length each; waits once if any is on a device."""
+        given = [kv_indptr, last_page_len] if isinstance(qo, int) else [qo, kv_indptr, last_page_len]
+        away = any(t.device != self.device for t in given)
+        *queries, kv, last = on_host(*given)
+        return self._measure(queries[0] if queries else qo, kv, last, page_size, kv_name, away)
 
     def _keep_pages(
         self,
+        batch: HostBatch,
         qo_indptr: torch.Tensor | None,
         kv_indptr: torch.Tensor,
         kv_indices: torch.Tensor,
         last_page_len: torch.Tensor,
-        total_pages: int,
         indices_name: str,
     ) -> None:
         """Fill a graph's buffers; without a graph, use the caller's tensors where kernels can."""
+        total_pages = batch.total_pages
         if kv_indices.numel() < total_pages:
             fail(self._name, indices_name, f"of at least the {total_pages} entries named", kv_indices.numel())
-        into = self._paged_kv_indices_buf
-        if self._use_cuda_graph and into is not None and total_pages > into.numel():
-            fail(self._name, indices_name, f"of at most {into.numel()} pages, as the graph's buffer", total_pages)
-        if self._use_cuda_graph:
-            kv_indices = kv_indices[:total_pages]
-        given = [kv_indptr, kv_indices, last_page_len, *([] if qo_indptr is None else [qo_indptr])]
-        kv, indices, last, *qo = (t if t.is_contiguous() else t.contiguous() for t in self._on_device(*given))
+        qo = None if qo_indptr is None else self._placed(qo_indptr, batch, 0)
+        kv, last = self._placed(kv_indptr, batch, 1), self._placed(last_page_len, batch, 2)
         if not self._use_cuda_graph:
-            self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf = kv, indices, last
-            if qo:
-                self._qo_indptr_buf = qo[0]
+            self._paged_kv_indptr_buf, self._paged_kv_last_page_len_buf = kv, last
+            self._paged_kv_indices_buf = self._on_device(kv_indices)
+            self._qo_indptr_buf = self._qo_indptr_buf if qo is None else qo
             return
-        buffers = [self._paged_kv_indptr_buf, into, self._paged_kv_last_page_len_buf, self._qo_indptr_buf]
-        for buffer, t in zip(buffers, (kv, indices, last, *qo), strict=False):
+        into = self._paged_kv_indices_buf
+        if into is not None and total_pages > into.numel():
+            fail(self._name, indices_name, f"of at most {into.numel()} pages, as the graph's buffer", total_pages)
+        indices = self._on_device(kv_indices[:total_pages])
+        for buffer, t in (
+            (self._paged_kv_indptr_buf, kv),
+            (None if into is None else into[:total_pages], indices),
+            (self._paged_kv_last_page_len_buf, last),
+            (self._qo_indptr_buf, qo),
+        ):
             # An engine may plan with what it has written into the buffers itself.
-            if buffer is not None and buffer.data_ptr() != t.data_ptr():
-                buffer[: t.numel()].copy_(t, non_blocking=True)
+            if buffer is not None and t is not None and buffer.data_ptr() != t.data_ptr():
+                buffer.copy_(t, non_blocking=True)
 
     def _run_pages(
         self,

@@ -171,7 +171,7 @@ token_pos_in_items_len, max_item_len_ptr, use_token_head_sf
         measured = self._host_batch(qo_indptr, *pages, page_size, "paged_kv_indptr")
         self._bound_rows(measured.total_q)
         where = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
-        self._keep_pages(qo_indptr, *where, measured.total_pages, "paged_kv_indices")
+        self._keep_pages(measured, qo_indptr, *where, "paged_kv_indices")
         self._keep_mask(measured, custom_mask, packed_custom_mask)
         self._keep_options(causal, window_left, logits_soft_cap, sm_scale, fixed_split_size, disable_split_kv)
         self._rope_scale, self._rope_theta, self._planned = rope_scale, rope_theta, True

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from flashinfer.core.checks import fail, refuse_extras
-from flashinfer.host_batch import lists
+from flashinfer.core.metadata import on_host
+from flashinfer.host_batch import HostBatch
 from flashinfer.ops import attention as ops
 from flashinfer.planned import Options, PlannedAttention, Results, refuse_items, refuse_rope, scales_of
 
@@ -144,22 +145,23 @@ token_pos_in_items_len, max_item_len_ptr, v_indptr, o_indptr, use_token_head_sf
         self._batch_size, self._num_qo_heads, self._num_kv_heads = size - 1, num_qo_heads, num_kv_heads
         self._head_dim_qk, self._head_dim_vo = head_dim_qk, head_dim_vo or head_dim_qk
         self._keep_dtypes(q_data_type, kv_data_type, o_data_type)
-        on_host = {"qo_indptr_cpu": qo_indptr_cpu, "kv_indptr_cpu": kv_indptr_cpu}
-        self._check_metadata({name: (t, size) for name, t in on_host.items() if t is not None})
-        qo, kv = lists(
+        given = {"qo_indptr_cpu": qo_indptr_cpu, "kv_indptr_cpu": kv_indptr_cpu}
+        self._check_metadata({name: (t, size) for name, t in given.items() if t is not None})
+        qo, kv = on_host(
             qo_indptr if qo_indptr_cpu is None else qo_indptr_cpu, kv_indptr if kv_indptr_cpu is None else kv_indptr_cpu
         )
-        measured = self._measure(qo, kv, None, 1)
+        away = qo_indptr.device != self.device or kv_indptr.device != self.device
+        measured = self._measure(qo, kv, None, 1, away=away)
         self._bound_rows(measured.total_q)
-        self._keep_indptr(qo_indptr, kv_indptr)
+        self._keep_indptr(measured, qo_indptr, kv_indptr)
         self._keep_mask(measured, custom_mask, packed_custom_mask)
         self._keep_options(causal, window_left, logits_soft_cap, sm_scale, fixed_split_size, disable_split_kv)
         self._rope_scale, self._rope_theta, self._planned = rope_scale, rope_theta, True
 
     begin_forward = plan
 
-    def _keep_indptr(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor) -> None:
-        qo, kv = (t.contiguous() for t in self._on_device(qo_indptr, kv_indptr))
+    def _keep_indptr(self, batch: HostBatch, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor) -> None:
+        qo, kv = self._placed(qo_indptr, batch, 0), self._placed(kv_indptr, batch, 1)
         if not self._use_cuda_graph:
             self._qo_indptr_buf, self._kv_indptr_buf = qo, kv
             return

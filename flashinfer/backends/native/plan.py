@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Host planners in C++ whose results go to a device: contexts of an MLA prefill, and batches that mix phases.
+"""Host planners in C++ whose results go to a device: of attention, contexts of an MLA prefill, batches of mixed phases.
 
 They look at host memory only, so there is one module, that of the CPU, for all devices.
 """
@@ -20,7 +20,7 @@ SPEC = JitSpec(
     name="plan",
     # None that only writes its arguments: these have results.
     ops=(),
-    shims=("shims/mla_context_plan.cc", "shims/phase_plan.cc"),
+    shims=("shims/attention_batch.cc", "shims/mla_context_plan.cc", "shims/phase_plan.cc"),
     kernels_cpu=("kernels_cpu/context_chunks.cc", "kernels_cpu/mla_context_plan.cc", "kernels_cpu/phase_plan.cc"),
 )
 
