@@ -137,6 +137,8 @@ class BatchMLAPagedAttentionWrapper:
         self._views_of: tuple[int, torch.Tensor | None] = -1, None
         # Where the latest plan was copied to, and the buffer of which this is the beginning.
         self._copied_to, self._copied_to_of = self._int_workspace_buffer[:0], self._int_workspace_buffer
+        # The workspace, and as much of it as runs use.
+        self._scratch_of = float_workspace_buffer, torch.empty(0)
         self._queries = 0, False
         self._sm_scale = 0.0
 
@@ -459,8 +461,11 @@ skip_softmax_threshold_scale_factor, bmm1_scale, bmm2_scale
         return (out, lse) if return_lse else out
 
     def _scratch(self, shape: Shape, planned: _Planned) -> torch.Tensor:
-        size = shape.scratch_elements(planned.head_dim_ckv)
-        return self._float_workspace_buffer.view(-1).view(torch.uint8)[: 4 * size].view(torch.float32)
+        buffer, size = self._float_workspace_buffer, shape.scratch_elements(planned.head_dim_ckv)
+        # Made anew for each run it would be a tenth of the host's time in this wrapper.
+        if self._scratch_of[0] is not buffer or self._scratch_of[1].numel() != size:
+            self._scratch_of = buffer, buffer.view(-1).view(torch.uint8)[: 4 * size].view(torch.float32)
+        return self._scratch_of[1]
 
     def _check_run(
         self,

@@ -34,8 +34,8 @@ bool narrow(const at::Tensor& from, int32_t* to, MlaPlanReport* report) {
 }
 
 std::vector<int64_t> numbers(const MlaPlanReport& r) {
-  return {r.fault, r.where, r.value, r.bound, r.words, r.max_q_len, r.total_kv, r.total_q, r.total_pages, r.shape,
-          r.unseen};
+  return {r.fault,    r.where,   r.value,       r.bound, r.words, r.max_q_len,
+          r.total_kv, r.total_q, r.total_pages, r.shape, r.unseen};
 }
 
 // `shapes` are MlaPlanShapes. The plan is the metadata, the lengths of last pages, and from word `schedule_at` on the
@@ -85,7 +85,8 @@ std::tuple<std::vector<int64_t>, at::Tensor> mla_plan_shim(const at::Tensor& qo_
 
 TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
   m.def(
-      "mla_plan(Tensor qo_indptr, Tensor kv_indptr, Tensor kv_len, int heads, int page_size, bool causal, int[] shapes, "
+      "mla_plan(Tensor qo_indptr, Tensor kv_indptr, Tensor kv_len, int heads, int page_size, bool causal, int[] "
+      "shapes, "
       "int schedule_at, int room, bool pinned) -> (int[], Tensor)");
   m.impl("mla_plan", c10::DispatchKey::CompositeExplicitAutograd, &fi::mla_plan_shim);
 }

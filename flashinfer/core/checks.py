@@ -7,16 +7,21 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from flashinfer.core.errors import InvalidArgumentError
 
+# Looked up once: it is asked for each number of each call.
+_is_compiling = torch.compiler.is_compiling
+
 INDEX_DTYPES = (torch.int32, torch.int64)
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+
+Check = Callable[[str, str, Any], None]
 
 
 def fail(op: str, argument: str, expected: str, got: object, remedy: str = "") -> NoReturn:
@@ -48,22 +53,27 @@ def require_tensor(op: str, name: str, t: object) -> None:
 
 def integer(op: str, name: str, value: object, least: int, most: int) -> None:
     """Refuse anything but an integer from `least` to `most`; True is none, NumPy's are."""
+    # What nearly all are: every call checks a dozen numbers.
+    if type(value) is int and not _is_compiling() and least <= value <= most:
+        return
     if isinstance(value, torch.SymInt):
         return
     if not isinstance(value, (int, numbers.Integral)) or isinstance(value, bool):
         fail(op, name, "an integer", _shown(value))
     # The compiler traces this, and a bound on a size that is not known yet would stop it.
-    if not torch.compiler.is_compiling() and not least <= int(value) <= most:
+    if not _is_compiling() and not least <= int(value) <= most:
         fail(op, name, f"an integer from {least} to {most}", value)
 
 
 def number(op: str, name: str, value: object) -> None:
     """Refuse anything but a finite real number."""
+    if type(value) is float and not _is_compiling() and math.isfinite(value):
+        return
     if isinstance(value, (torch.SymFloat, torch.SymInt)):
         return
     if not isinstance(value, (float, int, numbers.Real)) or isinstance(value, bool):
         fail(op, name, "a number", _shown(value))
-    if not torch.compiler.is_compiling() and not _is_finite(value):
+    if not _is_compiling() and not _is_finite(value):
         fail(op, name, "finite", _shown(value))
 
 
@@ -74,26 +84,49 @@ def _is_finite(value: numbers.Real | float) -> bool:
         return False
 
 
-def of_kind(op: str, name: str, kind: str, value: Any) -> None:
-    """Refuse a value that is not of the schema's `kind`, a type as torch prints it."""
-    if kind == "Tensor":
-        require_tensor(op, name, value)
-    elif kind == "List[Tensor]":
-        if not isinstance(value, (list, tuple)):
-            fail(op, name, "a list of tensors", _shown(value))
-        for i, t in enumerate(value):
-            require_tensor(op, f"{name}[{i}]", t)
-    elif kind.startswith("Optional["):
-        if value is not None:
-            of_kind(op, name, kind[len("Optional[") : -1], value)
-    elif kind == "int":
-        integer(op, name, value, -INT64_MAX, INT64_MAX)
-    elif kind == "float":
-        number(op, name, value)
-    elif kind == "bool" and not isinstance(value, (bool, torch.SymBool)):
+def _tensors(op: str, name: str, value: object) -> None:
+    if not isinstance(value, (list, tuple)):
+        fail(op, name, "a list of tensors", _shown(value))
+    for i, t in enumerate(value):
+        require_tensor(op, f"{name}[{i}]", t)
+
+
+def _int64(op: str, name: str, value: object) -> None:
+    integer(op, name, value, -INT64_MAX, INT64_MAX)
+
+
+def _boolean(op: str, name: str, value: object) -> None:
+    if not isinstance(value, (bool, torch.SymBool)):
         fail(op, name, "True or False", _shown(value))
-    elif kind == "str" and not isinstance(value, str):
+
+
+def _string(op: str, name: str, value: object) -> None:
+    if not isinstance(value, str):
         fail(op, name, "a string", _shown(value))
+
+
+def _anything(op: str, name: str, value: object) -> None:
+    pass
+
+
+_OF_KIND: dict[str, Check] = {
+    "Tensor": require_tensor,
+    "List[Tensor]": _tensors,
+    "int": _int64,
+    "float": number,
+    "bool": _boolean,
+    "str": _string,
+}
+
+
+def of_kind(kind: str) -> tuple[bool, Check]:
+    """Whether None passes for a schema's `kind`, a type as torch prints it, and what refuses other values.
+
+    The latter is called with the op, the argument's name, and the value.
+    """
+    if kind.startswith("Optional["):
+        return True, of_kind(kind[len("Optional[") : -1])[1]
+    return False, _OF_KIND.get(kind, _anything)
 
 
 def _is_fake(t: torch.Tensor) -> bool:
@@ -123,8 +156,9 @@ def writable(op: str, written: Sequence[tuple[str, torch.Tensor]]) -> None:
         strides = t.stride()
         if 0 in strides and any(step == 0 and size > 1 for size, step in zip(t.shape, strides, strict=True)):
             fail(op, name, "of elements that each have memory of their own", f"{describe(t)} of stride {strides}")
-    for (name, a), (other, b) in itertools.combinations(written, 2):
-        if a.numel() and b.numel() and _place(a) == _place(b):
+    places = [(name, _place(t)) for name, t in written if t.numel()]
+    for (name, place), (other, another) in itertools.combinations(places, 2):
+        if place == another:
             fail(op, other, f"of memory of its own, not that of {name}", f"{other}.data_ptr() == {name}.data_ptr()")
 
 
@@ -171,7 +205,8 @@ def _step(t: torch.Tensor, dim: int) -> int:
 
 def _place(t: torch.Tensor) -> tuple[object, Any]:
     """A memory, and where in it a tensor begins, in bytes; all that is real is one memory."""
-    if t.is_meta or _is_fake(t):
+    # Fake ones are of a class of their own.
+    if t.is_meta or (type(t) is not torch.Tensor and _is_fake(t)):
         return t.untyped_storage()._cdata, t.storage_offset() * t.element_size()
     return None, t.data_ptr()
 

@@ -134,7 +134,8 @@ class Op:
         self._torch_op = getattr(torch.ops.flashinfer, name).default
         marks = [a.alias_info for a in self._torch_op._schema.arguments[:-1]]
         self._written = [i for i, mark in enumerate(marks) if mark is not None and mark.is_write]
-        self._kinds = self.parameters
+        self._names = [name for name, _ in self.parameters]
+        self._kinds = [checks.of_kind(kind) for _, kind in self.parameters]
         OPS[name] = self
 
     @property
@@ -165,13 +166,14 @@ class Op:
             if isinstance(t, torch.Tensor):
                 checks.real_device(self.name, t)
                 break
-        marked = ((self._kinds[i][0], args[i]) for i in self._written)
+        marked = ((self._names[i], args[i]) for i in self._written)
         # A list of tensors is long, and looked at by the op's own check.
         checks.writable(self.name, [(name, t) for name, t in marked if isinstance(t, torch.Tensor)])
 
     def _check_kinds(self, args: Any) -> None:
-        for (name, kind), value in zip(self._kinds, args, strict=True):
-            checks.of_kind(self.name, name, kind, value)
+        for name, (is_optional, check), value in zip(self._names, self._kinds, args, strict=True):
+            if value is not None or not is_optional:
+                check(self.name, name, value)
 
     def _run(self, *args_and_backend: Any) -> Any:
         return self._run_eager(args_and_backend[:-1], args_and_backend[-1])

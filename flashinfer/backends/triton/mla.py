@@ -106,9 +106,10 @@ def mla_paged_attention(
         scratch = q_nope.new_empty(shape.scratch_elements(dim), dtype=torch.float32)
     else:
         shape = Shape(rows_per_item, workers, -(-heads // rows_per_item))
-    partial, partial_lse = scratch.split((shape.partial_rows * dim, scratch.numel() - shape.partial_rows * dim))
+    # Partial results, and behind them their LSE.
+    partial_lse = scratch[shape.partial_rows * dim :]
     _launch(
-        (q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, schedule, partial, partial_lse, out, lse),
+        (q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, schedule, scratch, partial_lse, out, lse),
         shape,
         causal,
         (sm_scale * ckv_scale / math.log(2), kpe_scale / ckv_scale, ckv_scale),
