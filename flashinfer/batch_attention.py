@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 
 from flashinfer.core.checks import fail, refuse_extras
 from flashinfer.core.metadata import on_host
-from flashinfer.planned import Options, Results, refuse_rope, scales_of
+from flashinfer.planned import refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
 from flashinfer.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
+from flashinfer.run_options import Options, Results
 
 WRAPPER = "BatchAttention"
 SINK_WRAPPER = "BatchAttentionWithAttentionSinkWrapper"
@@ -203,5 +203,5 @@ paged_kv_last_page_len_buf, custom_mask_buf, mask_indptr_buf, backend
             fail(f"{SINK_WRAPPER}.run", "arguments by position", "q, paged_kv_cache, sinks, sm_scale", len(args) + 2)
         options = self._options
         if len(args) == 2:
-            options = dataclasses.replace(options, sm_scale=args[1])
+            options = options._replace(sm_scale=args[1])
         return (args[0] if args else sinks), options

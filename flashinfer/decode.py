@@ -10,8 +10,9 @@ import torch
 
 from flashinfer.core.checks import INT32_MAX, fail, integer, refuse_extras
 from flashinfer.core.metadata import on_host
-from flashinfer.planned import Options, Results, dtype_of, refuse_rope, scales_of
+from flashinfer.planned import dtype_of, refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
+from flashinfer.run_options import Options, Results
 from flashinfer.single import single_decode_with_kv_cache
 from flashinfer.unsupported import unsupported
 

@@ -104,6 +104,8 @@ def measure(
         If `qo` or `kv` starts elsewhere than at 0 or falls, a last page cannot hold its tokens, or a number does not
         fit into 32 bits; names the request.
     """
+    if not kv.numel():
+        fail(where, kv_name, "of length batch size + 1", 0)
     qo_indptr, q_len = (None, qo) if isinstance(qo, int) else (qo, 0)
     numbers, host, there = _native()(qo_indptr, q_len, kv, last, page_size, pinned, device)
     fault, part, at, value, bound, total_q, total_pages, max_q_len, max_pages = numbers

@@ -12,7 +12,7 @@ import torch
 from flashinfer.core import aiter_install, mla_plan
 from flashinfer.core.checks import INDEX_DTYPES, describe, fail, refuse_extras
 from flashinfer.core.errors import NotPlannedError
-from flashinfer.core.metadata import on_host
+from flashinfer.core.metadata import Fetch, on_host
 from flashinfer.core.mla_plan import HostPlan, Shape
 from flashinfer.ops import mla as ops
 
@@ -135,9 +135,8 @@ class BatchMLAPagedAttentionWrapper:
         self._views: tuple[torch.Tensor, ...] = ()
         # Batch size and buffer that they belong to.
         self._views_of: tuple[int, torch.Tensor | None] = -1, None
-        # Where the latest plan was copied to, and the buffer of which this is the beginning.
-        self._copied_to, self._copied_to_of = self._int_workspace_buffer[:0], self._int_workspace_buffer
-        # The workspace, and as much of it as runs use.
+        # Views of workspaces, each with what it is of, kept as making one costs as much as a copy.
+        self._copied_to_of, self._copied_to = self._int_workspace_buffer, self._int_workspace_buffer[:0]
         self._scratch_of = float_workspace_buffer, torch.empty(0)
         self._queries = 0, False
         self._sm_scale = 0.0
@@ -240,44 +239,50 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
             If a request contradicts its pages, naming the request; if a graph's batch, or what its kernels were
             captured for, changes; if the workspace is too small.
         """
-        refuse_extras(
-            f"{WRAPPER}.plan",
-            {"use_profiler": use_profiler, "skip_softmax": skip_softmax, "use_sinks": use_sinks},
-            {
-                "metadata": metadata,
-                "cum_seq_lens_q": cum_seq_lens_q,
-                "block_tables": block_tables,
-                "seq_lens": seq_lens,
-                "max_q_len": max_q_len,
-                "query_layout": query_layout,
-                "kv_cache_layout": kv_cache_layout,
-            },
-            {"lse_mode": (lse_mode, "none"), "output_scale": (output_scale, "none")},
-            {"scale_mode": (scale_mode, "default"), "output_dtype": (output_dtype or q_data_type, q_data_type)},
-        )
-        planned = _Planned(num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, q_data_type, kv_data_type)
-        indices = self._check_metadata(qo_indptr, kv_indptr, kv_indices, kv_len_arr, planned)
-        if self._use_cuda_graph and self._planned is not None and planned != self._planned:
-            fail(WRAPPER, "plan's arguments", f"those of the graph's first plan, {self._planned}", planned)
-        host = self._cut(on_host(qo_indptr, kv_indptr, kv_len_arr), planned, kv_indices.numel())
+        lists = qo_indptr, kv_indptr, kv_len_arr
+        self._check_kinds(*lists, kv_indices)
+        fetch = Fetch(*lists)
+        # What needs no values is done while the device sends them.
+        try:
+            refuse_extras(
+                f"{WRAPPER}.plan",
+                {"use_profiler": use_profiler, "skip_softmax": skip_softmax, "use_sinks": use_sinks},
+                {
+                    "metadata": metadata,
+                    "cum_seq_lens_q": cum_seq_lens_q,
+                    "block_tables": block_tables,
+                    "seq_lens": seq_lens,
+                    "max_q_len": max_q_len,
+                    "query_layout": query_layout,
+                    "kv_cache_layout": kv_cache_layout,
+                },
+                {"lse_mode": (lse_mode, "none"), "output_scale": (output_scale, "none")},
+                {"scale_mode": (scale_mode, "default"), "output_dtype": (output_dtype or q_data_type, q_data_type)},
+            )
+            planned = _Planned(num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, q_data_type, kv_data_type)
+            self._check_sizes(*lists, planned)
+            indices = kv_indices.to(self.device, torch.int32, non_blocking=True)
+        finally:
+            values = fetch.wait()
+        host = self._cut(values, planned, kv_indices.numel())
         self._take(host, planned, float(sm_scale))
         self._keep_metadata(indices)
 
-    def _check_metadata(
-        self,
-        qo_indptr: torch.Tensor,
-        kv_indptr: torch.Tensor,
-        kv_indices: torch.Tensor,
-        kv_len_arr: torch.Tensor,
-        planned: _Planned,
-    ) -> torch.Tensor:
-        """Refuse what cannot be metadata; returns `kv_indices` as int32 on the device."""
+    def _check_kinds(
+        self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_len_arr: torch.Tensor, kv_indices: torch.Tensor
+    ) -> None:
+        """Refuse what cannot be metadata."""
         named = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_len_arr": kv_len_arr}
         for name, t in named.items():
             if not isinstance(t, torch.Tensor) or t.dim() != 1 or t.dtype not in INDEX_DTYPES:
                 fail(WRAPPER, name, "a 1-D int32 or int64 tensor", describe(t))
             if not t.is_cpu and t.device != self.device:
                 fail(WRAPPER, name, f"on the host or on {self.device}", t.device)
+
+    def _check_sizes(
+        self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_len_arr: torch.Tensor, planned: _Planned
+    ) -> None:
+        """Refuse metadata of unlike lengths, and for a graph another plan than its first."""
         batch = kv_len_arr.numel()
         for name, t in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
             if t.numel() != batch + 1:
@@ -287,13 +292,11 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
                 fail(WRAPPER, name, "positive", value)
         if self._fixed_batch_size is not None and batch != self._fixed_batch_size:
             fail(
-                WRAPPER,
-                "kv_len_arr",
-                f"of length {self._fixed_batch_size}, that of the graph's buffer",
-                batch,
+                *(WRAPPER, "kv_len_arr", f"of length {self._fixed_batch_size}, that of the graph's buffer", batch),
                 "pad the batch with requests of length 0",
             )
-        return kv_indices.to(self.device, torch.int32, non_blocking=True)
+        if self._use_cuda_graph and self._planned is not None and planned != self._planned:
+            fail(WRAPPER, "plan's arguments", f"those of the graph's first plan, {self._planned}", planned)
 
     def _cut(self, metadata: list[torch.Tensor], planned: _Planned, indices: int | None) -> HostPlan:
         """Check a batch and cut it. A graph's kernels were compiled and launched for the first plan's shape."""
@@ -339,9 +342,8 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
                 fail(WRAPPER, "the batch", f"small enough for a schedule of {have} bytes", 4 * size)
             self._int_workspace_buffer = torch.empty(8 * size, dtype=torch.uint8, device=self.device)
         buffer = self._int_workspace_buffer
-        # Slicing costs as much as the copy.
         if self._copied_to.numel() != size or self._copied_to_of is not buffer:
-            self._copied_to, self._copied_to_of = buffer.view(torch.int32)[:size], buffer
+            self._copied_to_of, self._copied_to = buffer, buffer.view(torch.int32)[:size]
         self._copied_to.copy_(words, non_blocking=True)
 
     def _keep_queries(self, queries: tuple[int, bool]) -> None:
@@ -462,7 +464,6 @@ skip_softmax_threshold_scale_factor, bmm1_scale, bmm2_scale
 
     def _scratch(self, shape: Shape, planned: _Planned) -> torch.Tensor:
         buffer, size = self._float_workspace_buffer, shape.scratch_elements(planned.head_dim_ckv)
-        # Made anew for each run it would be a tenth of the host's time in this wrapper.
         if self._scratch_of[0] is not buffer or self._scratch_of[1].numel() != size:
             self._scratch_of = buffer, buffer.view(-1).view(torch.uint8)[: 4 * size].view(torch.float32)
         return self._scratch_of[1]
@@ -484,7 +485,7 @@ skip_softmax_threshold_scale_factor, bmm1_scale, bmm2_scale
         ):
             if t.dim() == 4:
                 fail(WRAPPER, name, "3-D", describe(t), f"pass {name}.squeeze() of the axis of length 1")
-            if t.dim() != 3 or tuple(t.shape[1:]) != shape:
+            if t.dim() != 3 or t.shape[1:] != shape:
                 fail(WRAPPER, name, f"of shape [*, {shape[0]}, {shape[1]}] as planned", list(t.shape))
             if t.dtype != dtype:
                 fail(WRAPPER, name, f"of the planned dtype {dtype}", t.dtype)

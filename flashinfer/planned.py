@@ -8,9 +8,7 @@ attributes of FlashInfer's names, and `run` reads it from nowhere else.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from flashinfer.core.metadata import on_host
 from flashinfer.custom_mask import mask_indptr, pack_mask
 from flashinfer.host_batch import HostBatch, measure
 from flashinfer.ops.page import LAYOUTS
+from flashinfer.run_options import Options, Results
 
 # As FlashInfer's.
 INT_WORKSPACE_BYTES = 8 << 20
@@ -75,59 +74,6 @@ def refuse_items(where: str, prefix_len: object, positions: object, length: int,
     refuse_extras(where, {}, optional, {"token_pos_in_items_len": (length or 0, 0)})
 
 
-@dataclass(frozen=True)
-class Results:
-    """Where a run's results go, and what they are."""
-
-    where: str
-    out: torch.Tensor | None
-    lse: torch.Tensor | None
-    return_lse: bool
-    lse_base: str = "log2"
-    lse_layout: str = "NH"
-
-    @property
-    def needs_lse(self) -> bool:
-        return self.return_lse or self.lse is not None
-
-    def allocate(self, q: torch.Tensor, dim_vo: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`out [tokens, heads, dim_vo]` and a view `[tokens, heads]` of the lse."""
-        if self.lse_base not in ("log2", "ln"):
-            fail(self.where, "lse_base", "'log2' or 'ln'", repr(self.lse_base))
-        if self.lse_layout not in ("NH", "HN"):
-            fail(self.where, "lse_layout", "'NH' or 'HN'", repr(self.lse_layout))
-        out, lse = self.out, self.lse
-        if out is None:
-            out = q.new_empty((*q.shape[:2], dim_vo))
-        if self.lse_layout == "NH":
-            return out, q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
-        if lse is None:
-            lse = q.new_empty((q.size(1), q.size(0)), dtype=torch.float32)
-        if not isinstance(lse, torch.Tensor) or lse.dim() != 2:
-            fail(self.where, "lse", "[heads, tokens] for lse_layout='HN'", describe(lse))
-        return out, lse.t()
-
-    def returned(self, out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """What the caller gets of what `allocate` gave."""
-        if self.lse_base == "ln" and self.needs_lse:
-            lse.mul_(math.log(2))
-        if not self.return_lse:
-            return out
-        if self.lse is not None:
-            return out, self.lse
-        return out, lse.t() if self.lse_layout == "HN" else lse
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run may say otherwise than its plan."""
-
-    causal: bool
-    window_left: int
-    logits_soft_cap: float
-    sm_scale: float | None
-
-
 class CachedModule:
     """What FlashInfer's wrappers keep a compiled module in: engines call its `plan` in place of the wrapper's."""
 
@@ -160,11 +106,12 @@ class CachedModule:
         wrapper, rest = self._wrapper, args[3:]
         if len(args) in (19, 20, 21):
             qo_indptr, kv_indptr, _, _, _, _, _, page_size = rest[:8]
-            wrapper._measure(*on_host(qo_indptr, kv_indptr), None, page_size)
+            qo, kv = on_host(qo_indptr, kv_indptr)
+            wrapper._measure(qo, kv, None, page_size)
             wrapper._keep_splits(*rest[13:15])
         elif len(args) == 15:
             kv_indptr, _, _, _, page_size = rest[:5]
-            wrapper._measure(1, *on_host(kv_indptr), None, page_size)
+            wrapper._measure(1, on_host(kv_indptr)[0], None, page_size)
         else:
             fail(wrapper._name, "_cached_module.plan's arguments", "15, or 19 to 21", len(args))
         return wrapper._plan_info

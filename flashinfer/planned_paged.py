@@ -11,7 +11,8 @@ from flashinfer.core.metadata import on_host
 from flashinfer.host_batch import HostBatch
 from flashinfer.ops import attention as ops
 from flashinfer.page import split_cache
-from flashinfer.planned import Options, PlannedAttention, Results
+from flashinfer.planned import PlannedAttention
+from flashinfer.run_options import Options, Results
 
 
 class PlannedPagedAttention(PlannedAttention):

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from flashinfer.core.checks import fail, refuse_extras
-from flashinfer.planned import Options, Results, refuse_items, refuse_rope, scales_of
+from flashinfer.planned import refuse_items, refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
+from flashinfer.run_options import Options, Results
 
 WRAPPER = "BatchPrefillWithPagedKVCacheWrapper"
 

@@ -12,7 +12,8 @@ from flashinfer.core.checks import fail, refuse_extras
 from flashinfer.core.metadata import on_host
 from flashinfer.host_batch import HostBatch
 from flashinfer.ops import attention as ops
-from flashinfer.planned import Options, PlannedAttention, Results, refuse_items, refuse_rope, scales_of
+from flashinfer.planned import PlannedAttention, refuse_items, refuse_rope, scales_of
+from flashinfer.run_options import Options, Results
 
 WRAPPER = "BatchPrefillWithRaggedKVCacheWrapper"
 

@@ -9,7 +9,8 @@ import torch
 from flashinfer.core.checks import describe, fail, refuse_extras, require_tensor
 from flashinfer.custom_mask import pack_mask
 from flashinfer.ops import attention as ops
-from flashinfer.planned import AUTO_NAMES, Options, Results, refuse_rope, scales_of
+from flashinfer.planned import AUTO_NAMES, refuse_rope, scales_of
+from flashinfer.run_options import Options, Results
 
 DECODE = "single_decode_with_kv_cache"
 PREFILL = "single_prefill_with_kv_cache"

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The flashinfer-rocm authors
 // SPDX-License-Identifier: Apache-2.0
-// Index vectors of one device, brought to the host in one round trip: one launch on the current stream, and one wait.
+// Index vectors of one device, brought to the host in one round trip: one launch on the current stream, and, when the
+// caller has done what else there is to do, one wait.
 #include "kernels/to_host.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -15,10 +16,7 @@ namespace {
 // Where each vector begins, in bytes, is a multiple of this.
 constexpr int64_t kAlign = 16;
 
-void wait(const c10::Device& device) {
-  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-}
-
+// What is returned may be read, or dropped, once `to_host_wait` has returned: until then the device writes it.
 std::vector<at::Tensor> to_host_shim(at::TensorList vectors) {
   require(!vectors.empty() && vectors.size() <= size_t{kMostToHost});
   const c10::Device device = vectors[0].device();
@@ -31,8 +29,7 @@ std::vector<at::Tensor> to_host_shim(at::TensorList vectors) {
   }
   const c10::DeviceGuard device_guard(device);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // Nothing reads or writes the block once this has waited, so torch's allocator may hand it out again as soon as the
-  // results are dropped.
+  // The device is done with the block by the time anybody may drop it, so torch's allocator hands it out again at once.
   const at::Tensor block = host_block(vectors[0], bytes, !device.is_cpu());
   ToHostParams p{};
   std::vector<at::Tensor> found;
@@ -44,8 +41,12 @@ std::vector<at::Tensor> to_host_shim(at::TensorList vectors) {
     p.vectors[p.count++] = ToHostVector{t.const_data_ptr(), to, t.numel(), stride, t.element_size() == 8};
   }
   check_launch(to_host(p, current_stream(vectors[0])), "to_host");
-  wait(device);
   return found;
+}
+
+// Waits for the current stream.
+void to_host_wait_shim(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
 }
 
 }  // namespace
@@ -54,4 +55,5 @@ std::vector<at::Tensor> to_host_shim(at::TensorList vectors) {
 TORCH_LIBRARY_FRAGMENT(FI_NAMESPACE, m) {
   m.def("to_host(Tensor[] vectors) -> Tensor[]");
   m.impl("to_host", c10::DispatchKey::CompositeExplicitAutograd, &fi::to_host_shim);
+  m.def("to_host_wait(Device device) -> ()", &fi::to_host_wait_shim);
 }

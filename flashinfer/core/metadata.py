@@ -11,26 +11,38 @@ from typing import Any
 import torch
 
 
-def on_host(*metadata: torch.Tensor) -> list[torch.Tensor]:
-    """Index vectors in host memory, contiguous; waits once, for what the current stream has queued, if any is on a GPU.
+class Fetch:
+    """Index vectors on their way to the host: one launch on the current stream for those of a GPU.
+
+    What needs none of their values is best done before `wait`. That must be called on the same stream, whatever happens
+    in between: the device writes memory that is dropped with this.
 
     Parameters
     ----------
     metadata
-        1-D int32 or int64, at most eight on a device. Those that are on the host already are returned themselves.
-
-    Returns
-    -------
-    list of torch.Tensor
-        As many and of their dtypes.
+        1-D int32 or int64, at most eight on a device. Those that are on the host already stay as they are.
     """
-    away = [t for t in metadata if not t.is_cpu]
-    found = {}
-    # One, unless somebody has metadata on several devices.
-    for device in dict.fromkeys(t.device for t in away):
-        there = [t for t in away if t.device == device]
-        found.update(zip(map(id, there), _native().to_host(device)(there), strict=True))
-    return [t.contiguous() if t.is_cpu else found[id(t)] for t in metadata]
+
+    def __init__(self, *metadata: torch.Tensor) -> None:
+        self._metadata = metadata
+        self._found: dict[int, torch.Tensor] = {}
+        away = [t for t in metadata if not t.is_cpu]
+        # One, unless somebody has metadata on several devices.
+        self._devices = list(dict.fromkeys(t.device for t in away))
+        for device in self._devices:
+            there = [t for t in away if t.device == device]
+            self._found.update(zip(map(id, there), _native().to_host(device).launch(there), strict=True))
+
+    def wait(self) -> list[torch.Tensor]:
+        """All of them on the host, contiguous, of their dtypes; waits for the stream if any was away."""
+        for device in self._devices:
+            _native().to_host(device).wait(device)
+        return [t.contiguous() if t.is_cpu else self._found[id(t)] for t in self._metadata]
+
+
+def on_host(*metadata: torch.Tensor) -> list[torch.Tensor]:
+    """`Fetch` and wait."""
+    return Fetch(*metadata).wait()
 
 
 @functools.cache

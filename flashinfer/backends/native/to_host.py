@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -22,9 +23,24 @@ SPEC = JitSpec(
 )
 
 
+class ToHost(NamedTuple):
+    """The torch ops for vectors of a device: Python functions around them would cost as much as the launch.
+
+    Attributes
+    ----------
+    launch
+        Takes up to eight 1-D int32 or int64 tensors of the device and returns as many on the host, which may be read,
+        or dropped, once `wait` has returned.
+    wait
+        Waits for the device's current stream, on which `launch` was called.
+    """
+
+    launch: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    wait: Callable[[torch.device], None]
+
+
 @functools.cache
-def to_host(device: torch.device) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """The torch op for vectors of a device: a Python function around it would cost as much as the launch."""
-    namespace = load_module(SPEC, device).namespace
-    op: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = getattr(torch.ops, namespace).to_host.default._op
-    return op
+def to_host(device: torch.device) -> ToHost:
+    """The ops for a device."""
+    ops = getattr(torch.ops, load_module(SPEC, device).namespace)
+    return ToHost(ops.to_host.default._op, ops.to_host_wait.default._op)

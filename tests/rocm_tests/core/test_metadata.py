@@ -32,7 +32,7 @@ def test_vectors_come_whole_in_memory_of_their_own() -> None:
         torch.tensor([7]).expand(4),
     ]
     wanted = [t.tolist() for t in vectors]
-    found = to_host(CPU)(vectors)
+    found = to_host(CPU).launch(vectors)
     for t, source in zip(found, vectors, strict=True):
         assert t.dtype == source.dtype
         assert t.is_contiguous()
@@ -42,7 +42,7 @@ def test_vectors_come_whole_in_memory_of_their_own() -> None:
     # Dropping one leaves the memory of the others.
     last = found.pop()
     del found
-    to_host(CPU)([torch.zeros(500, dtype=torch.int32)])
+    to_host(CPU).launch([torch.zeros(500, dtype=torch.int32)])
     assert last.tolist() == wanted[-1]
 
 
@@ -60,4 +60,4 @@ def test_vectors_come_whole_in_memory_of_their_own() -> None:
 )
 def test_others_are_refused(vectors: list[torch.Tensor]) -> None:
     with pytest.raises((ValueError, RuntimeError)):
-        to_host(CPU)(vectors)
+        to_host(CPU).launch(vectors)
