@@ -24,20 +24,20 @@ class Fetch:
     """
 
     def __init__(self, *metadata: torch.Tensor) -> None:
-        self._metadata = metadata
-        self._found: dict[int, torch.Tensor] = {}
-        away = [t for t in metadata if not t.is_cpu]
+        self._found = list(metadata)
         # One, unless somebody has metadata on several devices.
-        self._devices = list(dict.fromkeys(t.device for t in away))
+        self._devices = list(dict.fromkeys(t.device for t in metadata if not t.is_cpu))
         for device in self._devices:
-            there = [t for t in away if t.device == device]
-            self._found.update(zip(map(id, there), _native().to_host(device).launch(there), strict=True))
+            where = [i for i, t in enumerate(metadata) if t.device == device]
+            found = _native().to_host(device).launch([metadata[i] for i in where])
+            for i, t in zip(where, found, strict=True):
+                self._found[i] = t
 
     def wait(self) -> list[torch.Tensor]:
         """All of them on the host, contiguous, of their dtypes; waits for the stream if any was away."""
         for device in self._devices:
             _native().to_host(device).wait(device)
-        return [t.contiguous() if t.is_cpu else self._found[id(t)] for t in self._metadata]
+        return [t if t.is_contiguous() else t.contiguous() for t in self._found]
 
 
 def on_host(*metadata: torch.Tensor) -> list[torch.Tensor]:

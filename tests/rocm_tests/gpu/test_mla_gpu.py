@@ -65,8 +65,11 @@ class Transfers(TorchDispatchMode):
             waits = not (kwargs or {}).get("non_blocking", args[2] if len(args) > 2 else False)
             self.blocking += down and (waits or not source.is_pinned())
         self.to_host += name.startswith("_local_scalar_dense") and args[0].is_cuda
-        # Our own brings all that it is given with one launch, in which no copy is seen, and waits once.
-        self.to_host += name.startswith("to_host") and args[0][0].is_cuda
+        # Of what our own ops do inside no copy is seen: one waits for what a launch has brought, one may send metadata.
+        self.to_host += name.startswith("to_host_wait") and args[0].type == "cuda"
+        if name.startswith("attention_batch") and args[-1] is not None and args[-1].type == "cuda":
+            self.to_device += 1
+            self.blocking += not all(part.is_pinned() for part in result[1])
         return result
 
 
