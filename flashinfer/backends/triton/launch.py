@@ -60,17 +60,18 @@ def _launch(
 ) -> None:
     # An integer of 1 is a constant to Triton, one beyond 31 bits an int64.
     classes = [0 if n == 1 else (n & 15 == 0) + (1 if -(2**31) <= n < 2**31 else 3) for n in specialised]
-    aligned = [t.data_ptr() & 15 == 0 for t in tensors]
+    addresses = [t.data_ptr() for t in tensors]
+    aligned = [address & 15 == 0 for address in addresses]
     # On AMD Triton addresses what is within 2 GiB by 32 bits.
     near = [t.untyped_storage().nbytes() < 2**31 for t in tensors]
     dtypes = [t.dtype for t in tensors]
     key = (kernel, tensors[0].device, *dtypes, *aligned, *near, *classes, constants, warps, stages)
     found = _compiled.get(key)
-    arguments = (*tensors, *specialised, *others, *constants)
     if found is None:
         # The interpreter returns nothing, and is asked each time.
-        made = kernel[grid](*arguments, num_warps=warps, num_stages=stages)
+        made = kernel[grid](*tensors, *specialised, *others, *constants, num_warps=warps, num_stages=stages)
         if made is not None:
             _compiled[key] = made
         return
-    found[(*grid, 1, 1)[:3]](*arguments)
+    # Of a tensor Triton's launcher would ask the address again, and the driver whether it is one of the device.
+    found[(*grid, 1, 1)[:3]](*addresses, *specialised, *others, *constants)
