@@ -29,6 +29,8 @@ bool refuse(MlaPlanReport* report, int64_t fault, int64_t where, int64_t value, 
 bool check(const MlaPlanParams& p) {
   if (p.qo_indptr[0] != 0) return refuse(p.report, kMlaQoStart, 0, p.qo_indptr[0], 0);
   if (p.kv_indptr[0] != 0) return refuse(p.report, kMlaKvStart, 0, p.kv_indptr[0], 0);
+  // No request has more tokens than fit into one page of this size; products with it stay below 2^63.
+  const int64_t page_size = std::min<int64_t>(p.page_size, int64_t{1} << 31);
   for (int64_t b = 0; b < p.batch; ++b) {
     const int64_t pages = int64_t{p.kv_indptr[b + 1]} - p.kv_indptr[b], length = p.kv_len[b];
     if (p.qo_indptr[b + 1] < p.qo_indptr[b]) {
@@ -36,7 +38,10 @@ bool check(const MlaPlanParams& p) {
     }
     if (pages < 0) return refuse(p.report, kMlaKvFalls, b, p.kv_indptr[b + 1], p.kv_indptr[b]);
     if (length < 0) return refuse(p.report, kMlaKvLength, b, length, 0);
-    if (pages != ceil_div(length, p.page_size)) return refuse(p.report, kMlaPages, b, length, pages);
+    // pages == ceil_div(length, page_size), without a division for each request.
+    if (pages * page_size < length || (pages > 0 && (pages - 1) * page_size >= length)) {
+      return refuse(p.report, kMlaPages, b, length, pages);
+    }
   }
   return true;
 }

@@ -37,15 +37,6 @@ struct Report {
   }
 };
 
-bool narrow(const at::Tensor& from, int32_t* to, Report& report) {
-  const IndexArray numbers = index_array(from);
-  for (int64_t i = 0; i < from.numel(); ++i) {
-    to[i] = static_cast<int32_t>(numbers[i]);
-    if (to[i] != numbers[i]) return report.refuse(kRange, i, numbers[i]);
-  }
-  return true;
-}
-
 // The longest of the stretches between numbers that begin with 0 and do not fall.
 bool longest(const int32_t* indptr, int64_t count, int64_t* most, Report& report) {
   if (indptr[0] != 0) return report.refuse(kStart, 0, indptr[0]);
@@ -102,9 +93,10 @@ Found attention_batch_shim(const std::optional<at::Tensor>& qo_indptr, int64_t q
   for (size_t i = 0; good && i < given.size(); ++i) {
     const int64_t name = report.part = names[i];
     auto* to = static_cast<int32_t*>(parts[i].mutable_data_ptr());
-    good = narrow(*given[i], to, report);
-    if (!good) break;
-    if (name < 2) {
+    const int64_t beyond = narrow(*given[i], to);
+    if (beyond >= 0) {
+      good = report.refuse(kRange, beyond, index_array(*given[i])[beyond]);
+    } else if (name < 2) {
       most[name] = 0;
       good = longest(to, batch, &most[name], report);
       totals[name] = to[batch];

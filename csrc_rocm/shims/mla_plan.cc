@@ -19,18 +19,13 @@ constexpr int64_t kBlock = 256;
 
 int64_t whole_blocks(int64_t words) { return (words + kBlock - 1) / kBlock * kBlock; }
 
-// Returns false, and leaves a report, for a number that int32 does not hold.
-bool narrow(const at::Tensor& from, int32_t* to, MlaPlanReport* report) {
-  const IndexArray numbers = index_array(from);
-  for (int64_t i = 0; i < from.numel(); ++i) {
-    const int64_t n = numbers[i];
-    to[i] = static_cast<int32_t>(n);
-    if (to[i] == n) continue;
-    report->fault = kMlaRange;
-    report->value = n;
-    return false;
-  }
-  return true;
+// As `narrow`; returns false, and leaves a report, for a number that does not fit.
+bool take(const at::Tensor& from, int32_t* to, MlaPlanReport* report) {
+  const int64_t beyond = narrow(from, to);
+  if (beyond < 0) return true;
+  report->fault = kMlaRange;
+  report->value = index_array(from)[beyond];
+  return false;
 }
 
 std::vector<int64_t> numbers(const MlaPlanReport& r) {
@@ -65,7 +60,7 @@ std::tuple<std::vector<int64_t>, at::Tensor> mla_plan_shim(const at::Tensor& qo_
     block = host_block(qo_indptr, 4 * words, pinned);
     auto* begin = static_cast<int32_t*>(block.mutable_data_ptr());
     int32_t *kv = begin + p.batch + 1, *lens = kv + p.batch + 1;
-    if (!narrow(qo_indptr, begin, &report) || !narrow(kv_indptr, kv, &report) || !narrow(kv_len, lens, &report)) break;
+    if (!take(qo_indptr, begin, &report) || !take(kv_indptr, kv, &report) || !take(kv_len, lens, &report)) break;
     p.qo_indptr = begin;
     p.kv_indptr = kv;
     p.kv_len = lens;

@@ -29,6 +29,20 @@ inline at::Tensor host_words(const at::Tensor& like, const std::vector<int32_t>&
   return found;
 }
 
+// Copies an index vector as int32. Returns where the first number is that does not fit, or -1.
+inline int64_t narrow(const at::Tensor& from, int32_t* to) {
+  if (from.scalar_type() == at::kInt) {
+    std::memcpy(to, from.const_data_ptr(), static_cast<size_t>(from.numel()) * sizeof(int32_t));
+    return -1;
+  }
+  const auto* numbers = from.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < from.numel(); ++i) {
+    to[i] = static_cast<int32_t>(numbers[i]);
+    if (to[i] != numbers[i]) return i;
+  }
+  return -1;
+}
+
 // Elements of another vector's memory. Nothing here has a gradient, and through the dispatcher a view takes longer than
 // a chunk of a plan takes to be cut.
 inline at::Tensor view_of(const at::Tensor& base, const caffe2::TypeMeta& dtype, int64_t offset, int64_t size) {

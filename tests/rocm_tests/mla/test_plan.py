@@ -153,3 +153,23 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
     qo, pages, lens = torch.tensor([0, 2**32 + 1]), torch.tensor([0, 1]), torch.tensor([1])
     with pytest.raises(InvalidArgumentError, match="must be numbers of 32 bits, got 4294967297"):
         mla_plan.plan([qo, pages, lens], 16, 1, False, [Shape(16, 3, 1)], CPU)
+
+
+@pytest.mark.parametrize(
+    ("pages", "length", "page_size", "is_good"),
+    [
+        *((p, n, 4, p == -(-n // 4)) for p in (0, 1, 2, 3) for n in (0, 1, 4, 5, 8, 9)),
+        (1, 2**31 - 1, 2**62, True),
+        (2**31 - 1, 2**31 - 1, 1, True),
+        (2**31 - 1, 1, 2**62, False),
+    ],
+)
+def test_pages_of_a_request(pages: int, length: int, page_size: int, is_good: bool) -> None:
+    lists = [torch.tensor([0, 1]), torch.tensor([0, pages]), torch.tensor([length])]
+    arguments = (lists, 1, page_size, False, [Shape(16, 3, 1)], CPU)
+    if is_good:
+        assert mla_plan.plan(*arguments).total_pages == pages
+    else:
+        message = f"got {pages} pages for the {length} tokens of request 0"
+        with pytest.raises(InvalidArgumentError, match=message):
+            mla_plan.plan(*arguments)
