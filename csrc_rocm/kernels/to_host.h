@@ -12,13 +12,14 @@ constexpr int kMostToHost = 8;
 
 struct ToHostVector {
   const void* from;
-  void* to;        // in host memory, pinned if `from` is on a GPU
+  int64_t begin;   // where it is to be in the block, in bytes
   int64_t size;    // elements, of 8 bytes if `wide`, else of 4
   int64_t stride;  // of `from`, in elements
   bool wide;
 };
 
 struct ToHostParams {
+  void* block;  // host memory, pinned if the vectors are on a GPU
   ToHostVector vectors[kMostToHost];
   int32_t count;
 };

@@ -32,13 +32,13 @@ std::vector<at::Tensor> to_host_shim(at::TensorList vectors) {
   // The device is done with the block by the time anybody may drop it, so torch's allocator hands it out again at once.
   const at::Tensor block = host_block(vectors[0], bytes, !device.is_cpu());
   ToHostParams p{};
+  p.block = block.mutable_data_ptr();
   std::vector<at::Tensor> found;
   for (const at::Tensor& t : vectors) {
     const int64_t begin = begins[found.size()];
     found.push_back(view_of(block, t.dtype(), begin / t.element_size(), t.numel()));
     const int64_t stride = t.numel() > 1 ? t.stride(0) : 1;
-    char* to = static_cast<char*>(block.mutable_data_ptr()) + begin;
-    p.vectors[p.count++] = ToHostVector{t.const_data_ptr(), to, t.numel(), stride, t.element_size() == 8};
+    p.vectors[p.count++] = ToHostVector{t.const_data_ptr(), begin, t.numel(), stride, t.element_size() == 8};
   }
   check_launch(to_host(p, current_stream(vectors[0])), "to_host");
   return found;

@@ -220,11 +220,11 @@ class GatherParams(ctypes.Structure):
 
 
 class ToHostVector(ctypes.Structure):
-    _fields_ = (("source", c_uint64), ("to", c_uint64), ("size", c_int64), ("stride", c_int64), ("wide", c_bool))
+    _fields_ = (("source", c_uint64), ("begin", c_int64), ("size", c_int64), ("stride", c_int64), ("wide", c_bool))
 
 
 class ToHostParams(ctypes.Structure):
-    _fields_ = (("vectors", ToHostVector * 8), ("count", c_int32))
+    _fields_ = (("block", c_uint64), ("vectors", ToHostVector * 8), ("count", c_int32))
 
 
 def as_bytes(value: ctypes.Structure) -> bytes:
