@@ -13,6 +13,7 @@ from flashinfer.core.checks import INDEX_DTYPES, INT32_MAX, describe, fail, inte
 from flashinfer.core.dtypes import FP8
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.core.metadata import on_host
+from flashinfer.dense_kv import dense_kv
 from flashinfer.ops import attention as attention_ops
 from flashinfer.ops import gather as gather_ops
 from flashinfer.ops import merge as merge_ops
@@ -438,7 +439,7 @@ class BatchPhaseAttentionWrapper:
     ) -> None:
         plan, options, words, indices = self._planned()
         shape = (chunk.tokens, options.kv_heads, options.head_dim)
-        k, v = self._context(shape, options.q_dtype)
+        k, v = dense_kv(self._workspace, shape, options.q_dtype)
         table = words[plan.kv_indptr][chunk.requests.start : chunk.requests.stop + 1]
         gather_ops.gather_paged_kv(
             *(*call.caches, indices, table),
@@ -457,13 +458,6 @@ class BatchPhaseAttentionWrapper:
         merge_ops.merge_state_in_place(
             out, lse, part, part_lse, None, backend=self._of(merge_ops.merge_state_in_place.backends)
         )
-
-    def _context(self, shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of fetched context in the workspace."""
-        tokens, heads, dim = shape
-        half = tokens * heads * dim * dtype.itemsize
-        k, v = self._workspace[:half], self._workspace[half : 2 * half]
-        return k.view(dtype).view(shape), v.view(dtype).view(shape)
 
     def _of(self, backends: tuple[str, ...]) -> str:
         """The backend that was named, where an op has it: only attention has all of them."""

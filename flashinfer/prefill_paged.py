@@ -22,7 +22,11 @@ class BatchPrefillWithPagedKVCacheWrapper(PlannedPagedAttention):
     Parameters
     ----------
     float_workspace_buffer
-        Memory for partial results, on the device of the queries. Used during `run` only: wrappers may share it.
+        Memory for partial results, on the device of the queries. Used during `run` only: wrappers may share it. Of
+        SHUFFLED pages that many queries see, keys and values are gathered behind the partial results and attended to
+        there, which is faster, if the workspace has room for those of the batch (of a graph: of all pages that its
+        buffer can name): `2 * num_kv_heads * head_dim` elements of the queries' dtype for a token. If not, or with a
+        fixed split size, pages are read where they are. `gathers_pages` and the debug log say which.
     kv_layout
         "NHD", "HND" or "SHUFFLED", as in `append_paged_kv_cache`.
     use_cuda_graph
@@ -175,6 +179,7 @@ token_pos_in_items_len, max_item_len_ptr, use_token_head_sf
         self._keep_pages(measured, qo_indptr, *where, "paged_kv_indices")
         self._keep_mask(measured, custom_mask, packed_custom_mask)
         self._keep_options(causal, window_left, logits_soft_cap, sm_scale, fixed_split_size, disable_split_kv)
+        self._plan_gather(measured)
         self._rope_scale, self._rope_theta, self._planned = rope_scale, rope_theta, True
 
     begin_forward = plan

@@ -75,6 +75,18 @@ def test_each_op_of_a_wrapper_is_one_node(kind: str) -> None:
     assert nodes == {op: 2}
 
 
+def test_a_gather_is_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashinfer.dense_kv.ROWS_WORTH", 1)
+    case = Case([3], [9], kv_layout="SHUFFLED")
+    program, _ = programs("paged", case)
+    expected = [t.clone() for t in program()]
+    fast, nodes = compiled(program)
+    for _ in "twice":
+        for got, want in zip(fast(), expected, strict=True):
+            assert_equal_bits(got, want)
+    assert nodes == {"gather_paged_kv": 2, "ragged_attention": 2}
+
+
 @pytest.mark.parametrize(
     ("geometry", "nodes"),
     [

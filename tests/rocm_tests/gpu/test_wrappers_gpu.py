@@ -65,6 +65,37 @@ def test_values(kind: str, kv_layout: str) -> None:
     case.compare(got, window_left=300, logits_soft_cap=5.0, k_scale=0.5, v_scale=2.0, causal=kind != "decode")
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_gathered_pages(kv_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashinfer.dense_kv.ROWS_WORTH", 1)
+    case = on_gpu([40, 5, 0, 17], [400, 5, 9, 0], kv_layout="SHUFFLED", kv_dtype=kv_dtype)
+    wrapper = make("paged", case, False)
+    plan("paged", case, wrapper, causal=True, window_left=300)
+    assert wrapper.gathers_pages
+    wrapper.run(*inputs("paged", case))
+    with no_waiting():
+        got = wrapper.run(*inputs("paged", case), return_lse=True)
+    case.compare(got, causal=True, window_left=300)
+
+
+def test_a_graph_gathers_what_its_plans_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashinfer.dense_kv.ROWS_WORTH", 1)
+    first = on_gpu([8] * 3, [8] * 3, kv_layout="SHUFFLED")
+    wrapper = make("paged", first, True)
+    plan("paged", first, wrapper, causal=True)
+    assert wrapper.gathers_pages
+    store = torch.zeros(600, 2, 8, 16, 8), torch.zeros(600, 2, 2, 64, 8)
+    static = (torch.empty_like(first.q), tuple(t.bfloat16().cuda() for t in store))
+    follow(first, static, "paged")
+    graph, results = capture(lambda: wrapper.run(*static, return_lse=True))
+    for q_lens, lens in (([8] * 3, [900, 64, 8]), ([1, 20, 3], [0, 20, 70]), ([0, 0, 24], [3, 0, 400])):
+        case = on_gpu(q_lens, lens, kv_layout="SHUFFLED", seed=sum(lens))
+        plan("paged", case, wrapper, causal=True)
+        follow(case, static, "paged")
+        graph.replay()
+        case.compare(results, causal=True)
+
+
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_masks_and_layouts_of_the_lse(kind: str) -> None:
     case = on_gpu([3, 40, 1], [70, 40, 9])
