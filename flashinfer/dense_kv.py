@@ -11,8 +11,7 @@ import torch
 from flashinfer.host_batch import HostBatch
 
 # Rows of queries that must see a key, on average, before gathering it pays. An H200 multiplies 252 TFLOP/s from
-# shuffled pages of 128 dimensions and 417 from dense keys, and gathers at 3 TB/s or so: both ways take as
-# long at 400 rows.
+# shuffled pages of 128 dimensions and 460 from dense keys, and gathers at 2.3 TB/s: both ways take as long at 500 rows.
 ROWS_WORTH = 512
 # What follows partial results in a workspace begins on a line of the cache.
 ALIGNMENT = 256

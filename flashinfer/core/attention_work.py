@@ -36,14 +36,13 @@ class Work:
     workers: int
 
     @classmethod
-    def of(cls, rows: int, device: torch.device, shuffled: bool) -> Work:
+    def of(cls, rows: int, device: torch.device) -> Work:
         """The work for blocks of at least `rows`, as far as there are such.
 
-        Small programs share a compute unit: one loads while the other computes. Over shuffled pages, whose vectors
-        pass through registers, three are better than two: 1.29 times the read floor on an H200, with four 1.31.
+        Small programs share a compute unit: one loads while the other computes.
         """
         rows = next((r for r in ROWS if rows <= r), ROWS[-1])
-        return cls(rows, _units(device) * ((3 if shuffled else 2) if rows <= 32 else 1))
+        return cls(rows, _units(device) * (2 if rows <= 32 else 1))
 
     def scratch_elements(self, head_dim_vo: int) -> int:
         """float32 elements: two slots a worker of partial results and their LSE, and a record."""
@@ -60,7 +59,7 @@ def _units(device: torch.device) -> int:
 
 def scratch_elements(head_dim_vo: int, device: torch.device) -> int:
     """Elements that suffice for every call with this head dimension of V, as `scratch` of the attention ops."""
-    return max(Work.of(rows, device, True).scratch_elements(head_dim_vo) for rows in ROWS)
+    return max(Work.of(rows, device).scratch_elements(head_dim_vo) for rows in ROWS)
 
 
 @dataclass(frozen=True)

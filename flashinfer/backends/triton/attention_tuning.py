@@ -31,8 +31,7 @@ def tuning(*, rows: int, dim: int, element_size: int, layout: int, custom: bool,
     element_size
         Of keys and values.
     layout
-        Of LAYOUTS. Addresses of ragged keys cost nothing, and twice the warps pay; shuffled pages pass through
-        registers.
+        Of LAYOUTS. Addresses of ragged keys cost nothing, and twice the warps pay.
     custom
         Whether there is a mask, whose bits take registers.
     shared_bytes
@@ -47,6 +46,8 @@ def tuning(*, rows: int, dim: int, element_size: int, layout: int, custom: bool,
     if rows >= 128:
         # Measured on an H200, 8k causal: pages 386 TFLOP/s with 4 warps and 322 with 8, ragged keys 417 with 8 warps.
         return Tuning(64, 8, 2) if dim > 128 else Tuning(64, 8 if layout == LAYOUTS["RAGGED"] else 4, 3)
-    # Batch 32 of 4k keys: 1.08 times the read floor, with tiles of 64 and three stages 1.19; shuffled pages 1.29 with
-    # tiles of 64 (three programs a unit), 1.54 with tiles of 128.
-    return Tuning(64 if dim > 128 or layout == LAYOUTS["SHUFFLED"] else 128, 4, 2)
+    if dim > 128:
+        return Tuning(64, 4, 2)
+    # Batch 32 of 4k keys: 1.07 times the read floor, with tiles of 64 and three stages 1.19; shuffled pages 1.06, with
+    # tiles of 32 and four stages 1.09.
+    return Tuning(64, 4, 3) if layout == LAYOUTS["SHUFFLED"] else Tuning(128, 4, 2)

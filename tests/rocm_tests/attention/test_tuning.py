@@ -48,7 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, layout: str, q_len: int) -> tuple[
     [
         ("NHD", 1, (128, 4, 2)),
         ("HND", 1, (128, 4, 2)),
-        ("SHUFFLED", 1, (64, 4, 2)),
+        ("SHUFFLED", 1, (64, 4, 3)),
         ("NHD", 1024, (64, 4, 3)),
         ("SHUFFLED", 1024, (64, 4, 3)),
         ("RAGGED", 1024, (64, 8, 3)),

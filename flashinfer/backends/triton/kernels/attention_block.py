@@ -97,8 +97,10 @@ def attend_block(
         if begins:
             top = tl.load(sinks + head, live, float("-inf")) * LOG2E
             total = tl.where(live, 1.0, 0.0)
+    # Page ids of a tile: one for each run, else one for each key.
+    IDS: tl.constexpr = TILE // min(PAGE_SIZE & -PAGE_SIZE, TILE) if VECTORS == 2 else TILE
     unsigned = tl.uint64 if kv_indices.dtype.element_ty == tl.int64 else tl.uint32
-    state = top, total, tl.zeros([ROWS, DVP], tl.float32), tl.zeros([TILE], unsigned)
+    state = top, total, tl.zeros([ROWS, DVP], tl.float32), tl.zeros([IDS], unsigned)
     k += kv_head * k_head
     v += kv_head * v_head
     pages = kv_indices

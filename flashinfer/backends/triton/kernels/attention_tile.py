@@ -38,18 +38,12 @@ def load_keys(
 @triton.jit
 def score(
     queries, k, k_row, DQ: tl.constexpr, DQ1: tl.constexpr, DQ2: tl.constexpr, TILE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr, VECTORS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, LAYOUT: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """`q k^T` of a tile whose keys begin at `k_row`."""
     q1, q2 = queries
-    if VECTORS == 2:
-        # Neighbouring lanes take neighbouring tokens, whose vectors of keys lie side by side in a page.
-        chunk = tl.arange(0, DQ1 // X) * (PAGE_SIZE * X)
-        k3 = tl.load(k + chunk[:, None, None] + k_row[None, :, None] + tl.arange(0, X)[None, None, :])
-        scores = tl.dot(q1, tl.reshape(tl.permute(k3, (0, 2, 1)), (DQ1, TILE)).to(q1.dtype))
-    else:
-        k1 = load_keys(k, k_row, tl.arange(0, DQ1), DQ, DQ1, PAGE_SIZE, LAYOUT, X)
-        scores = tl.dot(q1, tl.trans(k1.to(q1.dtype)))
+    k1 = load_keys(k, k_row, tl.arange(0, DQ1), DQ, DQ1, PAGE_SIZE, LAYOUT, X)
+    scores = tl.dot(q1, tl.trans(k1.to(q1.dtype)))
     if DQ2 > 0:
         k2 = load_keys(k, k_row, DQ1 + tl.arange(0, DQ2), DQ, DQ1 + DQ2, PAGE_SIZE, LAYOUT, X)
         scores = tl.dot(q2, tl.trans(k2.to(q1.dtype)), scores)
@@ -74,11 +68,47 @@ def hide(scores, rows, at, WINDOW: tl.constexpr, CUSTOM: tl.constexpr):
 @triton.jit
 def page_of(at, keys, worst, MASKED: tl.constexpr, PAGE_SIZE: tl.constexpr):
     """Pages of keys, as an existing one where there is none, and their ids; past the last key its page stands in."""
-    pages, last_key, last_page = keys
+    pages, last_key, _ = keys
     entry = tl.minimum(at, last_key) // PAGE_SIZE if MASKED else at // PAGE_SIZE
     # Without a sign a negative id is one too large.
     page = tl.load(pages + entry).to(worst.dtype)
-    return tl.minimum(page, last_page.to(worst.dtype)).to(tl.int64), page
+    return existing(page, keys), page
+
+
+@triton.jit
+def existing(page, keys):
+    """Ids without a sign, and in place of those that are too large the last page."""
+    return tl.minimum(page, keys[2].to(page.dtype)).to(tl.int64)
+
+
+@triton.jit
+def load_runs(
+    k, v, page, at, strides, dtype: tl.constexpr, PAGE_SIZE: tl.constexpr, X: tl.constexpr, TILE: tl.constexpr,
+    RUN: tl.constexpr, DQ: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """Keys `[DQ, TILE]` and values `[TILE, DV]` of shuffled pages, in runs of RUN tokens that begin with `at`.
+
+    Loaded as they lie: a run is a stretch of memory for each X dimensions of K, and one for all of V. Tensors of more
+    axes, tokens and dimensions apart, would give neighbouring lanes addresses far apart, in the cache (1.29 times the
+    read floor) or, in another order, in shared memory (2.5 times).
+    """
+    k_page, v_page = strides
+    place = at % PAGE_SIZE
+    k_run = page * k_page + place * X
+    v_run = page * v_page + place * DV
+    chunk = tl.arange(0, DQ // X) * (PAGE_SIZE * X)
+    k3 = tl.load(k + chunk[:, None, None] + k_run[None, :, None] + tl.arange(0, RUN * X)[None, None, :])
+    v2 = tl.load(v + v_run[:, None] + tl.arange(0, RUN * DV)[None, :])
+    keys = tl.reshape(tl.permute(tl.reshape(k3, (DQ // X, TILE, X)), (0, 2, 1)), (DQ, TILE))
+    values = tl.reshape(tl.permute(tl.reshape(v2, (TILE // X, DV, X)), (0, 2, 1)), (TILE, DV))
+    return keys.to(dtype), values.to(dtype)
+
+
+@triton.jit
+def ids_of_runs(run, start, end, keys, PAGE_SIZE: tl.constexpr):
+    """Ids of the pages of a tile's runs, if the tile is before `end`; past the last key its page stands in."""
+    pages, last_key, _ = keys
+    return tl.load(pages + tl.minimum(start + run, last_key) // PAGE_SIZE, start + run * 0 < end, 0)
 
 
 @triton.jit
@@ -97,6 +127,12 @@ def attend(
     k, v, k_page, k_slot, v_page, v_slot = stored
     score_scale, cap_into, cap_out_of = scales
     e = tl.arange(0, DVP)
+    # Tokens of a page that lie in one tile: a power of 2, and all of them as a rule.
+    RUN: tl.constexpr = min(PAGE_SIZE & -PAGE_SIZE, TILE)
+    run = tl.arange(0, TILE // RUN) * RUN
+    if VECTORS == 2:
+        # Read a tile ahead, so that its copies wait for nothing (1.06 times the read floor, and 1.17 without).
+        ids = ids_of_runs(run, begin, end, keys, PAGE_SIZE)
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         at = tl.multiple_of(start, TILE) + tl.arange(0, TILE)
         if LAYOUT == RAGGED:
@@ -104,6 +140,10 @@ def attend(
             token = (tl.minimum(at, last_key) if MASKED else at).to(tl.int64)
             k_row = token * k_slot
             v_row = token * v_slot
+        elif VECTORS == 2:
+            page = existing(ids.to(worst.dtype), keys)
+            worst = tl.maximum(worst, ids.to(worst.dtype))
+            ids = ids_of_runs(run, start + TILE, end, keys, PAGE_SIZE)
         else:
             page, ids = page_of(at, keys, worst, MASKED, PAGE_SIZE)
             worst = tl.maximum(worst, ids)
@@ -117,21 +157,19 @@ def attend(
             else:
                 k_row = page * k_page + place * k_slot
                 v_row = page * v_page + place * v_slot
-        scores = score(queries, k, k_row, DQ, DQ1, DQ2, TILE, PAGE_SIZE, LAYOUT, X, VECTORS)
+        if VECTORS == 2:
+            strides = k_page, v_page
+            k_tile, values = load_runs(k, v, page, start + run, strides, q1.dtype, PAGE_SIZE, X, TILE, RUN, DQ, DV)
+            scores = tl.dot(q1, k_tile)
+        else:
+            scores = score(queries, k, k_row, DQ, DQ1, DQ2, TILE, PAGE_SIZE, LAYOUT, X)
         if SOFT_CAP:
             # cap * tanh(score / cap), to base 2.
             scores = (2.0 * tl.sigmoid(cap_into * scores) - 1.0) * cap_out_of
         if MASKED:
             scores = hide(scores if SOFT_CAP else scores * score_scale, rows, at, WINDOW, CUSTOM)
         weights, shrink, top, total = soften(scores, 1.0 if SOFT_CAP else score_scale, top, total, MASKED)
-        if VECTORS == 2:
-            # A vector of V is X tokens of one dimension; neighbouring lanes take neighbouring dimensions.
-            some = start + tl.arange(0, TILE // X) * X
-            some_page = page_of(some, keys, worst, MASKED, PAGE_SIZE)[0]
-            v_vector = some_page * v_page + (some % PAGE_SIZE) * DV
-            v3 = tl.load(v + v_vector[:, None, None] + (e * X)[None, :, None] + tl.arange(0, X)[None, None, :])
-            values = tl.reshape(tl.permute(v3, (0, 2, 1)), (TILE, DVP)).to(q1.dtype)
-        else:
+        if VECTORS != 2:
             to_v = v + v_row[:, None] + (e * X if LAYOUT == SHUFFLED else e)[None, :]
             values = (tl.load(to_v) if DVP == DV else tl.load(to_v, (e < DV)[None, :], 0.0)).to(q1.dtype)
         if MASKED and LAYOUT != RAGGED:
