@@ -6,7 +6,8 @@ Cold cache, random pages of 16 tokens, bf16, 8 KV heads of 128. Modes:
 
   decode   one query a request, for each layout of pages, batch, length and query heads to a KV head; the floor is a
            kernel that reads the same pages once and adds up what it reads
-  prefill  one causal request over pages and over ragged keys, as a share of the rate of a large bf16 matrix product
+  prefill  one causal request over pages and over ragged keys, as a share of the rate of a large bf16 matrix product;
+           over shuffled pages through BatchPrefillWithPagedKVCacheWrapper, which gathers them into its workspace first
   host     time that a call costs the host
 
   python benchmarks/rocm_benchmarks/bench_paged_decode.py --mode decode --batch 32 128 --kv-len 4096
@@ -77,8 +78,24 @@ def step(case: Case, device: torch.device, backend: str) -> Callable[[object], N
     cache = tuple(filled(*shape, device=device) for shape in shapes)
     ids = torch.randperm(P, device=device).int()
     last = torch.full((case.batch,), case.kv_len - (case.pages - 1) * N, dtype=torch.int32, device=device)
+    if case.kv_layout == "SHUFFLED" and case.q_len > 1:
+        wrapper = prefill_wrapper(case, (qo_indptr, counts * case.pages, ids, last), backend)
+        return lambda _: wrapper.run(q, cache, out=out, lse=lse)  # type: ignore[arg-type,return-value]
     table = counts * case.pages, ids, last, case.kv_layout
     return lambda _: flashinfer.paged_attention(q, cache, qo_indptr, *table, **options)  # type: ignore[arg-type,return-value]
+
+
+def prefill_wrapper(
+    case: Case, metadata: tuple[torch.Tensor, ...], backend: str
+) -> flashinfer.BatchPrefillWithPagedKVCacheWrapper:
+    """With room for the keys and values of the batch in its workspace, behind 64 MiB for partial results."""
+    size = (64 << 20) + case.batch * case.kv_len * ROW_BYTES
+    workspace = torch.empty(size, dtype=torch.uint8, device=metadata[0].device)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, case.kv_layout, backend=backend)
+    wrapper.plan(*metadata, H * case.group, H, D, N, causal=True, q_data_type=torch.bfloat16)
+    if not wrapper.gathers_pages:
+        raise RuntimeError(f"{case.name}: pages are not gathered")
+    return wrapper
 
 
 def timed(fn: Callable[[object], object], device: torch.device, repeats: int = 30) -> bench.Timing:
