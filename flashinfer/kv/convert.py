@@ -95,16 +95,9 @@ def convert_kv_pages_into(
     InvalidArgumentError
         As `convert_kv_pages`.
     """
-    _check_formats(src, dst)
-    recode = KEEP if src.geometry == dst.geometry else _recode(src, dst, allow_inexact)
-    read = _planes("sources", sources)
-    written = _planes("caches", caches)
-    if not read[0] and not written[0]:
-        return
-    for name, (planes, _) in (("sources", read), ("caches", written)):
-        if planes and isinstance(planes[0], torch.Tensor) and planes[0].element_size() != src.element_size:
-            fail(ops.INTO, name, f"of {src.element_size}-byte elements as {src.dtype}", describe(planes[0]))
-    ops.convert_kv_pages_into(*read, source_ids, *written, block_ids, *_layouts(src, dst), recode.code, backend=backend)
+    read, written, rest = into_arguments(sources, caches, src, dst, allow_inexact)
+    if read[0] or written[0]:
+        ops.convert_kv_pages_into(*read, source_ids, *written, block_ids, *rest, backend=backend)
 
 
 def call_arguments(
@@ -120,6 +113,28 @@ def call_arguments(
     if planes and isinstance(planes[0], torch.Tensor) and planes[0].element_size() != src.element_size:
         fail(ops.OP, "caches", f"of {src.element_size}-byte elements as {src.dtype}", describe(planes[0]))
     return planes, per_layer, (*_layouts(src, dst), recode.code)
+
+
+def into_arguments(
+    sources: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
+    caches: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
+    src: PageFormat,
+    dst: PageFormat,
+    allow_inexact: bool,
+) -> tuple[
+    tuple[list[torch.Tensor], int],
+    tuple[list[torch.Tensor], int],
+    tuple[str, int, int, str, int, int, int, int],
+]:
+    """Arguments of the op that reads another pool: before `source_ids`, before `block_ids`, and after."""
+    _check_formats(src, dst)
+    recode = KEEP if src.geometry == dst.geometry else _recode(src, dst, allow_inexact)
+    read = _planes("sources", sources)
+    written = _planes("caches", caches)
+    for name, (planes, _) in (("sources", read), ("caches", written)):
+        if planes and isinstance(planes[0], torch.Tensor) and planes[0].element_size() != src.element_size:
+            fail(ops.INTO, name, f"of {src.element_size}-byte elements as {src.dtype}", describe(planes[0]))
+    return read, written, (*_layouts(src, dst), recode.code)
 
 
 def _layouts(src: PageFormat, dst: PageFormat) -> tuple[str, int, int, str, int, int, int]:

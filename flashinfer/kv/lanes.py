@@ -21,6 +21,8 @@ from flashinfer.kv.format import PageFormat
 
 OP = "ConversionQueue"
 
+Caches = Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
+
 _FAULT_WORDS = 4
 # Words of a request's page-locked buffer. The caching allocator keeps such buffers by size: with one size for requests
 # of up to 4092 pages, those made at construction serve them all.
@@ -88,21 +90,26 @@ class Pool:
         As `convert_kv_pages` takes them.
     no_page
         Block ids to call it with at once, so that arguments are checked and whatever is made at first use is made.
+    sources
+        The pool to read; None to convert in place.
     """
 
     def __init__(
         self,
-        caches: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
+        caches: Caches,
         src: PageFormat,
         dst: PageFormat,
         allow_inexact: bool,
         backend: str,
         no_page: torch.Tensor,
+        sources: Caches | None = None,
     ) -> None:
-        self._convert = PageConverter(caches, src, dst, allow_inexact=allow_inexact, backend=backend)
-        self._convert(no_page)
-        self.planes = self._convert.planes
+        self._convert = PageConverter(caches, src, dst, allow_inexact=allow_inexact, backend=backend, sources=sources)
+        self._convert(no_page, *([] if sources is None else [no_page]))
+        read = self._convert.sources
+        self.planes = [*self._convert.planes, *read]
         self.num_pages = self.planes[0].size(0)
+        self.num_sources = read[0].size(0) if read else None
         self.abandoned = False
         # Layers may share a storage; each is looked at once a request.
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in self.planes}
@@ -120,12 +127,12 @@ class Pool:
                 return PoolLostError(f"{OP}: the pool must keep its storage, got another one in plane {i}")
         return None
 
-    def convert(self, block_ids: torch.Tensor) -> None:
+    def convert(self, block_ids: torch.Tensor, *source_ids: torch.Tensor) -> None:
         # A kernel would follow the pointer of a released storage.
         lost = self.lost()
         if lost is not None:
             raise lost
-        self._convert(block_ids)
+        self._convert(block_ids, *source_ids)
 
 
 class HostHandle(ConversionHandle):
@@ -162,29 +169,36 @@ class HostLane:
 
     def prepare(
         self,
-        caches: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
+        caches: Caches,
         src: PageFormat,
         dst: PageFormat,
         allow_inexact: bool,
+        sources: Caches | None,
     ) -> Pool:
-        return Pool(caches, src, dst, allow_inexact, "auto", torch.empty(0, dtype=torch.int64))
+        return Pool(caches, src, dst, allow_inexact, "auto", torch.empty(0, dtype=torch.int64), sources)
 
-    def run(self, pool: Pool, ids: list[int] | torch.Tensor, after: torch.cuda.Event | None) -> ConversionHandle:
+    def run(
+        self,
+        pool: Pool,
+        ids: list[int] | torch.Tensor,
+        after: torch.cuda.Event | None,
+        source_ids: list[int] | None,
+    ) -> ConversionHandle:
         if after is not None and not callable(getattr(after, "synchronize", None)):
             fail(OP, "after", "a torch.cuda.Event", type(after).__name__)
-        block_ids = torch.tensor(ids, dtype=torch.int64)
-        return HostHandle(self._threads.submit(_convert, pool, block_ids, after))
+        listed = [torch.tensor(some, dtype=torch.int64) for some in (ids, source_ids) if some is not None]
+        return HostHandle(self._threads.submit(_convert, pool, listed, after))
 
     def close(self, wait: bool) -> None:
         self._threads.shutdown(wait)
 
 
-def _convert(pool: Pool, block_ids: torch.Tensor, after: torch.cuda.Event | None) -> None:
+def _convert(pool: Pool, listed: list[torch.Tensor], after: torch.cuda.Event | None) -> None:
     if after is not None:
         after.synchronize()
     if pool.abandoned:
         raise PoolLostError(f"{OP}: the queue must be open until a request runs, got close(wait=False) before")
-    pool.convert(block_ids)
+    pool.convert(*listed)
 
 
 class DeviceHandle(ConversionHandle):
@@ -243,10 +257,11 @@ class DeviceLane:
 
     def prepare(
         self,
-        caches: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
+        caches: Caches,
         src: PageFormat,
         dst: PageFormat,
         allow_inexact: bool,
+        sources: Caches | None,
     ) -> Pool:
         with torch.cuda.stream(self.stream):
             # Nothing is to be made at the first request, behind other work. Page-locked and device memory is in its
@@ -257,13 +272,19 @@ class DeviceLane:
             no_page = torch.full((1,), -1, dtype=torch.int64, device=self._device)
             with faults.reported_to(own):
                 # The reference backend would read the ids on the host, and wait for the device to have them.
-                pool = Pool(caches, src, dst, allow_inexact, "native", no_page)
+                pool = Pool(caches, src, dst, allow_inexact, "native", no_page, sources)
         # Should the pool be released too early, others do not get its memory while the stream works on it.
         for plane in pool.planes:
             plane.record_stream(self.stream)
         return pool
 
-    def run(self, pool: Pool, ids: list[int] | torch.Tensor, after: torch.cuda.Event | None) -> ConversionHandle:
+    def run(
+        self,
+        pool: Pool,
+        ids: list[int] | torch.Tensor,
+        after: torch.cuda.Event | None,
+        source_ids: list[int] | None,
+    ) -> ConversionHandle:
         if after is not None and not isinstance(after, torch.cuda.Event):
             fail(OP, "after", "a torch.cuda.Event", type(after).__name__)
         if after is not None and not after.cuda_event:
@@ -278,7 +299,7 @@ class DeviceLane:
                         self.stream.wait_event(after)
                     elif current is not None:
                         self.stream.wait_stream(current)
-                    handle.report = self._launch(pool, ids)
+                    handle.report = self._launch(pool, ids, source_ids)
                 finally:
                     # Behind half a request too: until then its pages are the stream's.
                     handle.event.record(self.stream)
@@ -286,25 +307,25 @@ class DeviceLane:
             handle.error = error
         return handle
 
-    def _launch(self, pool: Pool, ids: list[int] | torch.Tensor) -> torch.Tensor:
+    def _launch(self, pool: Pool, ids: list[int] | torch.Tensor, source_ids: list[int] | None) -> torch.Tensor:
         """Convert on the current stream; return the words that hold the request's report once that has run."""
         # One copy brings the report words, zero, and the ids.
-        listed = ids if isinstance(ids, list) else []
-        words = _FAULT_WORDS + len(listed)
+        listed = torch.tensor([some for some in (ids, source_ids) if isinstance(some, list)], dtype=torch.int64)
+        words = _FAULT_WORDS + listed.numel()
         staging = _staging(words)
         staging[:_FAULT_WORDS] = 0
-        if listed:
+        if listed.numel():
             # In ascending order, as neighbours in memory are converted faster together: long requests by 2.5%.
-            staging[_FAULT_WORDS:words] = torch.tensor(listed, dtype=torch.int64).sort().values
+            staging[_FAULT_WORDS:words] = listed[:, listed[0].argsort()].flatten()
         buffer = torch.empty(words, dtype=torch.int64, device=self._device)
         buffer.copy_(staging[:words], non_blocking=True)
-        block_ids = buffer[_FAULT_WORDS:]
+        on_device = list(buffer[_FAULT_WORDS:].view(listed.shape)) if len(listed) else []
         if isinstance(ids, torch.Tensor):
             ids.record_stream(self.stream)
-            block_ids = ids
+            on_device = [ids]
         own, report = buffer[:_FAULT_WORDS], staging[:_FAULT_WORDS]
         with faults.reported_to(own):
-            pool.convert(block_ids)
+            pool.convert(*on_device)
         report.copy_(own, non_blocking=True)
         return report
 

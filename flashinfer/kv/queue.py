@@ -15,7 +15,7 @@ from flashinfer.core import faults
 from flashinfer.core.checks import describe, fail, index_vector, integer
 from flashinfer.core.errors import InvalidArgumentError, PoolLostError
 from flashinfer.kv.format import PageFormat
-from flashinfer.kv.lanes import OP, ConversionHandle, DeviceLane, HostLane, Pool, failed
+from flashinfer.kv.lanes import OP, Caches, ConversionHandle, DeviceLane, HostLane, Pool, failed
 
 __all__ = ["ConversionHandle", "ConversionQueue"]
 
@@ -25,6 +25,8 @@ _MOST_WORKERS = 1024
 
 class ConversionQueue:
     """Converts pages of one pool from `src` to `dst`, request by request, beside whatever else runs.
+
+    In place, or with `sources` from another pool.
 
     On a GPU the requests run on a stream of the queue's own, in the order of submission, and nothing that `submit` does
     blocks the host or any other stream. On the CPU they run on threads of the queue's own. A request ends for itself:
@@ -41,6 +43,8 @@ class ConversionQueue:
         Where the conversions run, for a pool on a GPU; a new stream by default.
     workers
         Threads, for a pool on the CPU. With one, requests run in the order of submission.
+    sources
+        The pool to read, as `convert_kv_pages_into` takes it; None to convert in place. It must outlive the queue too.
 
     Attributes
     ----------
@@ -69,13 +73,14 @@ class ConversionQueue:
 
     def __init__(
         self,
-        caches: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]],
+        caches: Caches,
         src: PageFormat,
         dst: PageFormat,
         *,
         allow_inexact: bool = False,
         stream: torch.cuda.Stream | None = None,
         workers: int = 1,
+        sources: Caches | None = None,
     ) -> None:
         self._device = _device_of(caches)
         integer(OP, "workers", workers, 1, _MOST_WORKERS)
@@ -86,7 +91,7 @@ class ConversionQueue:
             self._lane = HostLane(workers)
         else:
             fail(OP, "stream", "None for a pool on the CPU", stream)
-        self._pool: Pool | None = self._lane.prepare(caches, src, dst, allow_inexact)
+        self._pool: Pool | None = self._lane.prepare(caches, src, dst, allow_inexact, sources)
         self._lock = threading.Lock()
         self._in_flight: list[tuple[ConversionHandle, frozenset[int]]] = []
         self.stream = self._lane.stream
@@ -97,7 +102,11 @@ class ConversionQueue:
         )
 
     def submit(
-        self, block_ids: Sequence[int] | torch.Tensor, *, after: torch.cuda.Event | None = None
+        self,
+        block_ids: Sequence[int] | torch.Tensor,
+        *,
+        after: torch.cuda.Event | None = None,
+        source_ids: Sequence[int] | torch.Tensor | None = None,
     ) -> ConversionHandle:
         """Queue the conversion of some pages, which are the queue's until the handle is done.
 
@@ -112,6 +121,9 @@ class ConversionQueue:
             A recorded event, of the transfer that fills the pages: they are converted once it has happened. Without it,
             the pages must be complete at the call, or what fills them be on the queue's stream. Ids on a GPU must be
             complete with `after` too; without it the request waits for what is now on the current stream.
+        source_ids
+            Of a queue with `sources`, the page there that becomes each of `block_ids`. Both are on the host then, and
+            the pages that are read stay as they are until the handle is done.
 
         Returns
         -------
@@ -125,10 +137,15 @@ class ConversionQueue:
         InvalidArgumentError
             If an argument is of the wrong kind, or pages are those of a request in flight; they are named.
         """
-        return self._eager_submit(self, block_ids, after)
+        return self._eager_submit(self, block_ids, after, source_ids)
 
-    def _submit(self, block_ids: Sequence[int] | torch.Tensor, after: torch.cuda.Event | None) -> ConversionHandle:
-        ids = self._ids(block_ids)
+    def _submit(
+        self,
+        block_ids: Sequence[int] | torch.Tensor,
+        after: torch.cuda.Event | None,
+        source_ids: Sequence[int] | torch.Tensor | None,
+    ) -> ConversionHandle:
+        ids = self._ids("block_ids", block_ids)
         with self._lock:
             pool = self._pool
             if pool is None:
@@ -139,9 +156,17 @@ class ConversionQueue:
                 wrong = _error_in_ids(ids, listed, pool.num_pages)
                 if wrong is not None:
                     return failed(wrong)
+            read = None
+            if pool.num_sources is not None or source_ids is not None:
+                read = self._source_ids(source_ids, ids, pool.num_sources)
+                bad = [where for where, page in enumerate(read) if not 0 <= page < (pool.num_sources or 0)]
+                if bad:
+                    where = bad[0]
+                    error = (faults.SOURCE_ID_RANGE, where, read[where], pool.num_sources or 0)
+                    return failed(faults.error("convert_kv_pages_into", *error))
             self._in_flight = [entry for entry in self._in_flight if not entry[0].done()]
             self._refuse_overlap(listed)
-            handle = self._lane.run(pool, ids, after)
+            handle = self._lane.run(pool, ids, after, read)
             self._in_flight.append((handle, listed))
         return handle
 
@@ -172,16 +197,28 @@ class ConversionQueue:
     ) -> None:
         self.close()
 
-    def _ids(self, block_ids: Sequence[int] | torch.Tensor) -> list[int] | torch.Tensor:
+    def _source_ids(
+        self, source_ids: Sequence[int] | torch.Tensor | None, ids: list[int] | torch.Tensor, pages: int | None
+    ) -> list[int]:
+        if source_ids is None or pages is None:
+            fail(OP, "source_ids", "given if and only if the queue has sources", describe(source_ids))
+        read = self._ids("source_ids", source_ids)
+        if not isinstance(ids, list) or not isinstance(read, list):
+            fail(OP, "source_ids", "on the host, and block_ids too", f"on {self._device}")
+        if len(read) != len(ids):
+            fail(OP, "source_ids", f"of block_ids' length {len(ids)}", len(read))
+        return read
+
+    def _ids(self, name: str, block_ids: Sequence[int] | torch.Tensor) -> list[int] | torch.Tensor:
         """Ids on the host as a list of our own, ids on a GPU as they are."""
         if isinstance(block_ids, torch.Tensor):
-            index_vector(OP, "block_ids", block_ids, torch.device("cpu") if block_ids.is_cpu else self._device)
+            index_vector(OP, name, block_ids, torch.device("cpu") if block_ids.is_cpu else self._device)
             listed: list[int] = block_ids.tolist() if block_ids.is_cpu else []
             return listed if block_ids.is_cpu else block_ids
         try:
             return list(map(operator.index, block_ids))
         except TypeError:
-            fail(OP, "block_ids", "integers or a tensor of them", repr(block_ids)[:80])
+            fail(OP, name, "integers or a tensor of them", repr(block_ids)[:80])
 
     def _refuse_overlap(self, ids: frozenset[int]) -> None:
         taken: set[int] = set()
@@ -193,7 +230,7 @@ class ConversionQueue:
             fail(OP, "block_ids", "of no request in flight", f"[{named}]", "wait for the handle that has them")
 
 
-def _device_of(caches: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]) -> torch.device:
+def _device_of(caches: Caches) -> torch.device:
     if caches is None:
         fail(OP, "caches", "a list with one entry a layer", None)
     first: object = caches[0] if len(caches) else None

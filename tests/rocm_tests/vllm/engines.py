@@ -144,6 +144,8 @@ class Setup:
     connector: str = "NixlConnector"
     convert: bool | str = False
     page_format: str | None = None
+    # MiB of staging memory; None leaves it to the connector.
+    stage: int | None = None
     block_size: int = PAGE_SIZE
     blocks: int = 8
     enforce_hash: bool = True
@@ -206,6 +208,8 @@ class Engine:
         extra: dict[str, Any] = {"num_threads": 0, "enforce_handshake_compat": setup.enforce_hash}
         if setup.convert:
             extra["convert_kv_pages"] = setup.convert
+        if setup.stage is not None:
+            extra["stage_kv_pages"] = setup.stage
         if setup.page_format:
             extra["page_format"] = setup.page_format
         config = VllmConfig(

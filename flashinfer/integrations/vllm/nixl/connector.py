@@ -28,6 +28,11 @@ class PagePullWorker(PageFormatMixin, NixlPullConnectorWorker):
         self._align_pages(meta)
         super()._read_blocks_for_req(req_id, meta)
 
+    def _read_blocks(self, *, read_spec: Any, dst_engine_id: str, request_id: str, **rest: Any) -> bool:
+        call = {"read_spec": read_spec, "dst_engine_id": dst_engine_id, "request_id": request_id, **rest}
+        with self._through_staging(request_id, dst_engine_id, read_spec) as replaced:
+            return bool(super()._read_blocks(**call | replaced))
+
 
 class PagePushWorker(PageFormatMixin, NixlPushConnectorWorker):
     """Writes pages into a peer, or is written to."""

@@ -13,7 +13,8 @@ import torch
 
 from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.integrations.vllm.nixl.agreement import Agreement
-from flashinfer.kv import ConversionHandle, ConversionQueue, PageConverter
+from flashinfer.integrations.vllm.nixl.staging import Staging
+from flashinfer.kv import ConversionHandle, ConversionQueue, PageConverter, PageFormat
 
 Planes = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -44,12 +45,18 @@ class Conversion:
         Of the queue; None if the conversion ended at once.
     failure
         What went wrong before anything was queued, or in the step.
+    moves
+        Whether the format stays, and pages only go to their planes.
+    event
+        Behind the last byte that is read from staging, or cleared there, on whichever stream.
     """
 
     pages: int
     page_bytes: int
     handle: ConversionHandle | None = None
     failure: BaseException | None = None
+    moves: bool = False
+    event: torch.cuda.Event | None = None
     started: float = dataclasses.field(default_factory=time.perf_counter)
     ended: float = 0.0
 
@@ -62,6 +69,8 @@ class Conversion:
         """Whether it has ended, well or not; never waits."""
         if self.handle is not None and not self.handle.done():
             return False
+        if self.event is not None and not self.event.query():
+            return False
         self.ended = self.ended or time.perf_counter()
         return True
 
@@ -69,6 +78,8 @@ class Conversion:
         """Return when it has ended, well or not."""
         if self.handle is not None:
             self.handle.wait()
+        if self.event is not None:
+            self.event.synchronize()
 
     def error(self) -> BaseException | None:
         """What went wrong in a conversion that is done."""
@@ -113,6 +124,8 @@ class Conversions:
         # One for all queues: requests then end in the order in which they arrived.
         self._side = torch.cuda.Stream(self._device) if self._device.type == "cuda" and not in_step else None
         self.by_agreement: dict[Agreement, tuple[Planes, ConversionQueue | PageConverter]] = {}
+        # ... of pages that land in staging, whose halves take the place of the planes here.
+        self.from_staging: dict[Agreement, tuple[Planes, ConversionQueue | PageConverter]] = {}
 
     def prepare(self, agreement: Agreement) -> None:
         """Look at the planes once, and compile and load the kernel now, and not when a request has arrived.
@@ -124,18 +137,36 @@ class Conversions:
         """
         if agreement in self.by_agreement or agreement.src is None or agreement.dst is None:
             return
+        self.by_agreement[agreement] = self._made(agreement, agreement.src, agreement.dst, None)
+
+    def prepare_staged(self, agreement: Agreement, staging: Staging) -> None:
+        """The same for pages that land in `staging`; both formats are given."""
+        if agreement in self.from_staging or agreement.src is None or agreement.dst is None:
+            return
+        self.from_staging[agreement] = self._made(
+            agreement, agreement.src, agreement.dst, staging.sources(agreement.pieces)
+        )
+
+    def _made(
+        self, agreement: Agreement, src: PageFormat, dst: PageFormat, sources: list[torch.Tensor] | None
+    ) -> tuple[Planes, ConversionQueue | PageConverter]:
+        """Where pages of the peer land, and what converts them."""
         planes = planes_of(self._caches, agreement.pieces)
+        landing = planes
+        if sources is not None:
+            landing = [(source[:, : source.shape[1] // 2], source[:, source.shape[1] // 2 :]) for source in sources]
         # On vLLM's handshake thread nobody has chosen a device.
         with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
             if not self._in_step:
-                queue = ConversionQueue(planes, agreement.src, agreement.dst, stream=self._side)
-                self.by_agreement[agreement] = planes, queue
-                return
-            converter = PageConverter(planes, agreement.src, agreement.dst)
-            converter(torch.empty(0, dtype=torch.int64, device=self._device))
-        self.by_agreement[agreement] = planes, converter
+                return landing, ConversionQueue(planes, src, dst, stream=self._side, sources=sources)
+            converter = PageConverter(planes, src, dst, sources=sources)
+            no_page = torch.empty(0, dtype=torch.int64, device=self._device)
+            converter(*[no_page] * (1 if sources is None else 2))
+        return landing, converter
 
-    def start(self, agreement: Agreement, pages: Sequence[tuple[int, int]]) -> Conversion:
+    def start(
+        self, agreement: Agreement, pages: Sequence[tuple[int, int]], slots: Sequence[int] | None = None
+    ) -> Conversion:
         """Convert pages of all layers.
 
         Parameters
@@ -145,20 +176,28 @@ class Conversions:
         pages
             Ids, and how many of the peer's pages arrived in each. Where there are fewer than make a page, the rest is
             cleared: vLLM left that to whoever fills the page.
+        slots
+            Where in staging each page is; None for pages that were read into their place.
         """
-        planes, converter = self.by_agreement[agreement]
+        landing, converter = (self.by_agreement if slots is None else self.from_staging)[agreement]
         ids = [page for page, _ in pages]
-        conversion = Conversion(len(ids), len(ids) * self._page_bytes)
+        lists = [ids] if slots is None else [ids, list(slots)]
+        conversion = Conversion(len(ids), len(ids) * self._page_bytes, moves=agreement.src == agreement.dst)
         try:
             with torch.cuda.stream(self._side):
-                _clear(agreement, planes, pages)
+                _clear(agreement, landing, list(zip(lists[-1], (filled for _, filled in pages), strict=True)))
             if isinstance(converter, ConversionQueue):
-                conversion.handle = converter.submit(ids)
+                conversion.handle = converter.submit(ids, source_ids=None if slots is None else lists[1])
             else:
                 # Stream order puts it before whatever the step launches next.
-                converter(self._ids(ids))
+                converter(*map(self._ids, lists))
         except _ERRORS as error:
             conversion.failure = error
+        if slots is not None and self._device.type == "cuda":
+            # The next transfer into these slots is in no stream's order, and after a failed start they may be being
+            # cleared.
+            conversion.event = torch.cuda.Event()
+            conversion.event.record(self._side)
         return conversion
 
     def _ids(self, ids: list[int]) -> torch.Tensor:
@@ -167,7 +206,7 @@ class Conversions:
 
     def close(self) -> None:
         """Return when nothing is being converted any more; the pages may then be freed. May be called again."""
-        for _, converter in list(self.by_agreement.values()):
+        for _, converter in [*self.by_agreement.values(), *self.from_staging.values()]:
             if isinstance(converter, ConversionQueue):
                 converter.close()
 

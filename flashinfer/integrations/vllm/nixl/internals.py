@@ -53,7 +53,20 @@ METHODS = {
 }
 
 # ... and those of the worker that pulls.
-PULL_METHODS = {"_read_blocks_for_req": ("req_id", "meta")}
+PULL_METHODS = {
+    "_read_blocks_for_req": ("req_id", "meta"),
+    "_read_blocks": (
+        "read_spec",
+        "dst_engine_id",
+        "request_id",
+        "remote_request_id",
+        "local_xfer_side_handle",
+        "local_dram_handle",
+        "remote_xfer_side_handle",
+        "expected_consumers",
+        "awaiting_kvs",
+    ),
+}
 
 METADATA_FIELDS = (
     "engine_id",
@@ -88,6 +101,7 @@ STATE = (
     "_recving_transfers",
     "_recv_failures",
     "_layer_specs",
+    "_registered_descs",
     "_has_mamba",
     "_has_packed_cache",
     "_is_hma_required",
@@ -102,8 +116,12 @@ STATE = (
     "enforce_compat_hash",
     "kv_cache_layout",
     "kv_caches_base_addr",
+    "nixl_backends",
+    "nixl_wrapper",
     "pcp_size",
     "pp_size",
+    "src_xfer_handles_by_tp_ratio",
+    "tp_mappings",
     "tp_rank",
     "transfer_tp_rank",
     "transfer_tp_size",

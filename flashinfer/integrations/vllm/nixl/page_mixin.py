@@ -32,7 +32,7 @@ from vllm.utils.network_utils import make_zmq_path, make_zmq_socket
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from flashinfer.core.errors import InvalidArgumentError
-from flashinfer.integrations.vllm.nixl import conversion, internals, landing, local_pages, metadata
+from flashinfer.integrations.vllm.nixl import conversion, internals, landing, local_pages, metadata, staging
 from flashinfer.integrations.vllm.nixl.agreement import (
     WHOLE_PAGES,
     Agreement,
@@ -45,9 +45,9 @@ from flashinfer.integrations.vllm.nixl.agreement import (
 from flashinfer.integrations.vllm.nixl.conversion import Conversion, Conversions
 from flashinfer.integrations.vllm.nixl.halves import Alternating, abut
 from flashinfer.integrations.vllm.nixl.landing import regions_in_halves
-from flashinfer.integrations.vllm.nixl.landing_mixin import LandingMixin
 from flashinfer.integrations.vllm.nixl.local_pages import LocalPages
 from flashinfer.integrations.vllm.nixl.metadata import PageAgentMetadata
+from flashinfer.integrations.vllm.nixl.staging_mixin import StagingMixin
 from flashinfer.integrations.vllm.nixl.stats import PageStats
 from flashinfer.kv import PageFormat
 
@@ -61,7 +61,7 @@ logger = logging.getLogger("vllm.flashinfer.nixl")
 _HANDSHAKE_TIMEOUT_MS = 5000
 
 
-class PageFormatMixin(LandingMixin):
+class PageFormatMixin(StagingMixin):
     """In front of `NixlPullConnectorWorker` or `NixlPushConnectorWorker`."""
 
     compat_hash: str | None
@@ -73,6 +73,12 @@ class PageFormatMixin(LandingMixin):
         internals.check_release(vllm.__version__, self._STOCK, NixlAgentMetadata, self._LEANED_ON)
         extra = vllm_config.kv_transfer_config.get_from_extra_config
         self._convert = conversion.knob(extra(conversion.KNOB, False))
+        self._staging_bytes = staging.knob(extra(staging.KNOB, None), convert=bool(self._convert))
+        if self._TRANSFER_MODE == "push" and extra(staging.KNOB, None):
+            raise InvalidArgumentError(
+                f'kv_connector_extra_config: "{staging.KNOB}" must be unset in push mode, where a prefill writes into '
+                "the pages themselves; remove it, or use pull mode"
+            )
         super().__init__(vllm_config, engine_id, kv_cache_config)
         internals.check_state(self)
         self.xfer_stats = PageStats()
@@ -131,7 +137,7 @@ class PageFormatMixin(LandingMixin):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)
         self._publish()
-        if self._convert and self._pages.two_slots:
+        if self._pages.two_slots and (self._convert or self._stages(self._staging_bytes)):
             self._prepare_conversion(kv_caches)
 
     def restore_kv_caches(self) -> None:
@@ -209,6 +215,8 @@ class PageFormatMixin(LandingMixin):
         # vLLM reads the hash on this thread only.
         own_hash = self.compat_hash
         self._agreements.pop(expected_engine_id, None)
+        # What an earlier handshake left that failed at a later rank.
+        self._forget_whole_pages(expected_engine_id)
         # vLLM decodes the answer into its own class, which loses our fields: asked once more, for those alone.
         ranks = self.transfer_topo.handshake_target_ranks(remote_tp_size, remote_dcp_size)
         keys = list(itertools.product(range(remote_pp_size), ranks))
@@ -349,7 +357,13 @@ class PageFormatMixin(LandingMixin):
         self._converter = Conversions(caches, page_bytes, in_step=self._convert == "sync")
         page = next(iter(pages))
         # What most peers need is compiled and loaded before there is one.
-        self._converter.prepare(Agreement(dataclasses.replace(page, kind="standard"), page))
+        usual = Agreement(dataclasses.replace(page, kind="standard") if self._convert else page, page)
+        if self._convert:
+            self._converter.prepare(usual)
+        if self._stages(self._staging_bytes):
+            self._prepare_staging(caches[0], self._staging_bytes)
+        if self._staging is not None:
+            self._converter.prepare_staged(usual, self._staging)
 
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
         if transfers is not self._recving_transfers or self._converter is None:
@@ -369,11 +383,14 @@ class PageFormatMixin(LandingMixin):
             del self._conversions[req_id]
             done.add(req_id)
             self._end_conversion(req_id, running, failed)
+        if self._staged:
+            self._free_slots()
         return done, failed
 
     def _start_conversion(self, req_id: str, converter: Conversions) -> None:
         meta = self._recving_metadata[req_id]
-        agreement = self._agreements.get(meta.remote.engine_id)
+        staged = self._staged.get(req_id)
+        agreement = staged.agreement if staged else self._agreements.get(meta.remote.engine_id)
         if agreement is None or agreement.src is None:
             return
         # Just the pages that were read: those of a local prefix are not in this list.
@@ -382,10 +399,12 @@ class PageFormatMixin(LandingMixin):
             groups = zip(meta.local_physical_block_ids, meta.remote.block_ids, strict=True)
             pages = [page for local, remote in groups for page in landing.covered(local, remote, agreement.ratio)]
         if pages:
-            self._conversions[req_id] = converter.start(agreement, pages)
+            self._conversions[req_id] = converter.start(agreement, pages, staged.slots if staged else None)
 
     def _end_conversion(self, req_id: str, ended: Conversion, failed: set[str]) -> None:
         error = ended.error()
+        if error is None and ended.moves:
+            return
         if error is None:
             self.xfer_stats.record_conversion(ended.pages, ended.page_bytes, ended.seconds)
             return

@@ -14,7 +14,17 @@ CONVERTED_BYTES = "bytes_converted"
 CONVERSION_SECONDS = "conversion_duration"
 FAILED_CONVERSIONS = "num_failed_conversions"
 REFUSED_PEERS = "peers_refused"
-OURS = (CONVERTED_PAGES, CONVERTED_BYTES, CONVERSION_SECONDS, FAILED_CONVERSIONS, REFUSED_PEERS)
+STAGED_PAGES = "pages_staged"
+NOT_STAGED_PAGES = "pages_not_staged"
+OURS = (
+    CONVERTED_PAGES,
+    CONVERTED_BYTES,
+    CONVERSION_SECONDS,
+    FAILED_CONVERSIONS,
+    REFUSED_PEERS,
+    STAGED_PAGES,
+    NOT_STAGED_PAGES,
+)
 
 _SECONDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5]
 
@@ -35,6 +45,12 @@ class PageStats(NixlKVConnectorStats):
     def record_failed_conversion(self) -> None:
         self.data[FAILED_CONVERSIONS].append(1)
 
+    def record_staged(self, pages: int) -> None:
+        self.data[STAGED_PAGES].append(pages)
+
+    def record_not_staged(self, pages: int) -> None:
+        self.data[NOT_STAGED_PAGES].append(pages)
+
     def record_refused_peer(self, code: str) -> None:
         self.data[REFUSED_PEERS].append(code)
 
@@ -50,6 +66,8 @@ class PageStats(NixlKVConnectorStats):
             "Avg conversion time (ms)": round(1e3 * sum(seconds) / len(seconds), 3) if seconds else 0,
             "Num failed conversions": len(self.data[FAILED_CONVERSIONS]),
             "Num refused peers": len(self.data[REFUSED_PEERS]),
+            "Pages staged": sum(self.data[STAGED_PAGES]),
+            "Pages not staged": sum(self.data[NOT_STAGED_PAGES]),
         }
 
 
@@ -68,6 +86,11 @@ class PagePromMetrics(NixlPromMetrics):
             CONVERTED_PAGES: ("flashinfer:kv_pages_converted", "KV pages converted after a transfer."),
             CONVERTED_BYTES: ("flashinfer:kv_bytes_converted", "Bytes of KV pages converted after a transfer."),
             FAILED_CONVERSIONS: ("flashinfer:kv_conversions_failed", "Requests whose KV pages were not converted."),
+            STAGED_PAGES: ("flashinfer:kv_pages_staged", "KV pages read through staging memory."),
+            NOT_STAGED_PAGES: (
+                "flashinfer:kv_pages_not_staged",
+                "KV pages read straight into their planes, for want of staging memory.",
+            ),
         }
         self._counters = {
             key: self._per_engine(self._counter_cls(name=name, documentation=text, labelnames=labelnames))
