@@ -48,13 +48,28 @@ DIM, PAGE_SIZE = 128, 16
 TRANSFER_BAR, HANDSHAKE_BAR_MS = 1.10, 10.0
 STOCK = "stock, standard"
 PAIRS = {
-    # Prefill's backend, decoder's backend, layout of two-slot pages, whether to convert.
-    STOCK: (engines.Standard, engines.Standard, None, False),
-    "standard": (engines.Standard, engines.Standard, None, False),
-    "shuffled, whole pages": (engines.Shuffled, engines.Shuffled, engines.WHOLE, False),
-    "shuffled, planes": (engines.Shuffled, engines.Shuffled, engines.PLANES, False),
-    "standard -> shuffled, whole pages": (engines.Standard, engines.Shuffled, engines.WHOLE, True),
-    "standard -> shuffled, planes": (engines.Standard, engines.Shuffled, engines.PLANES, True),
+    # Prefill's backend, decoder's backend, their layouts of two-slot pages, whether to convert, MiB of staging.
+    STOCK: (engines.Standard, engines.Standard, (None, None), False, 0),
+    "standard": (engines.Standard, engines.Standard, (None, None), False, 0),
+    "shuffled, whole pages": (engines.Shuffled, engines.Shuffled, (engines.WHOLE, engines.WHOLE), False, 0),
+    "shuffled, planes": (engines.Shuffled, engines.Shuffled, (engines.PLANES, engines.PLANES), False, 0),
+    "shuffled, whole pages to planes, straight": (
+        engines.Shuffled,
+        engines.Shuffled,
+        (engines.WHOLE, engines.PLANES),
+        False,
+        0,
+    ),
+    "shuffled, whole pages to planes, staged": (
+        engines.Shuffled,
+        engines.Shuffled,
+        (engines.WHOLE, engines.PLANES),
+        False,
+        1024,
+    ),
+    "standard -> shuffled, whole pages": (engines.Standard, engines.Shuffled, (None, engines.WHOLE), True, 0),
+    "standard -> shuffled, planes, straight": (engines.Standard, engines.Shuffled, (None, engines.PLANES), True, 0),
+    "standard -> shuffled, planes, staged": (engines.Standard, engines.Shuffled, (None, engines.PLANES), True, None),
 }
 
 
@@ -102,7 +117,7 @@ class Clock:
 
 @dataclasses.dataclass
 class Moved:
-    """One request: seconds until its bytes were there, and until a conversion that followed was seen to have ended."""
+    """One request: seconds until its bytes were there, of a conversion that followed, and until it was received."""
 
     listed: int
     pieces: int
@@ -110,6 +125,7 @@ class Moved:
     wall: float
     cpu: float
     convert: float
+    received: float
 
 
 @dataclasses.dataclass
@@ -138,6 +154,7 @@ class Pair:
             if not arrived and self.worker.xfer_stats.data["num_descriptors"]:
                 arrived = clock.read()
             if name in result.finished_recving:
+                received = clock.read()[0]
                 break
             time.sleep(2e-4)
             result = self.decoder.step(0)
@@ -151,6 +168,7 @@ class Pair:
             self.agent.seconds,
             *arrived,
             sum(data.get(CONVERSION_SECONDS, ())),
+            received,
         )
 
     def check(self, remote: int, local: int) -> None:
@@ -165,11 +183,10 @@ class Pair:
 
 
 def build(name: str, setup: Any) -> Pair:
-    writes, reads, layout, convert = PAIRS[name]
+    writes, reads, (left, right), convert, stage = PAIRS[name]
     module = engines.STOCK if name == STOCK else engines.OURS
-    left = layout if writes is engines.Shuffled else None
     prefill = dataclasses.replace(setup, backend=writes, role="kv_producer", module=module, layout=left)
-    decode = dataclasses.replace(setup, backend=reads, module=module, layout=layout, convert=convert)
+    decode = dataclasses.replace(setup, backend=reads, module=module, layout=right, convert=convert, stage=stage)
     return Pair(Pooled(prefill, f"prefill, {name}"), Pooled(decode, f"decoder, {name}"))
 
 
@@ -219,7 +236,7 @@ def transfers(name: str, ours: Pair, stock: Pair, pages: int, repeats: int) -> l
             print(
                 f"  {kind:10} {who:6} listed {middle['listed']:6.0f}, moved {middle['pieces']:6.0f}, prepared in "
                 f"{1e3 * middle['prepare']:5.2f} ms, transferred in {1e3 * middle['wall']:6.1f} ms wall, "
-                f"{1e3 * middle['cpu']:6.1f} ms cpu",
+                f"{1e3 * middle['cpu']:6.1f} ms cpu, received after {1e3 * middle['received']:.1f} ms wall",
             )
         print(
             f"  {'':10} of stock: wall {wall.median_us:.2f} ({wall.p20_us:.2f}-{wall.p80_us:.2f}), cpu "
@@ -324,7 +341,9 @@ def steps(name: str, ours: Pair, stock: Pair, turns: int, calls: int = 200) -> l
     return records
 
 
-def measure(tokens: int, heads: int, layers: int, repeats: int, *, control: bool) -> list[dict[str, Any]]:
+def measure(
+    tokens: int, heads: int, layers: int, repeats: int, pairs: Sequence[str], *, control: bool
+) -> list[dict[str, Any]]:
     """All of our pairs beside the stock one; `control` adds what does not depend on the request."""
     pages = -(-tokens // PAGE_SIZE)
     setup = engines.Setup(
@@ -337,9 +356,7 @@ def measure(tokens: int, heads: int, layers: int, repeats: int, *, control: bool
         f"\n{tokens} tokens, {heads} heads x {DIM} bf16, {layers} layers: {pages * layers * size / 1e6:.0f} MB", end=""
     )
     print(f" in pages of {size // 1024} KiB")
-    for name in PAIRS:
-        if name == STOCK:
-            continue
+    for name in pairs:
         print(f"\n{name}", flush=True)
         ours, found = build(name, setup), []
         if control:
@@ -362,6 +379,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--repeats", type=int, default=7, help="turns of transfers; handshakes and steps get four times"
     )
+    parser.add_argument("--pairs", nargs="+", default=[name for name in PAIRS if name != STOCK], choices=list(PAIRS))
     parser.add_argument("--json", type=Path, help="write records here, one JSON object a line")
     options = parser.parse_args(argv)
     transport = {name: os.environ.get(name, "") for name in ("UCX_TLS", "UCX_NET_DEVICES")}
@@ -370,7 +388,7 @@ def main(argv: list[str]) -> int:
     records: list[dict[str, Any]] = []
     for index, request in enumerate(options.requests):
         tokens, heads = map(int, request.split("x"))
-        records += measure(tokens, heads, options.layers, options.repeats, control=index == 0)
+        records += measure(tokens, heads, options.layers, options.repeats, options.pairs, control=index == 0)
         gc.collect()
     if options.json:
         lines = (json.dumps({**record, "environment": environment}) for record in records)

@@ -8,6 +8,7 @@ import torch
 
 from flashinfer.integrations.vllm.nixl.agreement import Agreement
 from flashinfer.integrations.vllm.nixl.landing import covered
+from flashinfer.integrations.vllm.nixl.staging import Staging
 from flashinfer.kv import PageFormat
 from rocm_tests.vllm.formats import joined, places
 
@@ -45,6 +46,17 @@ class Received:
                     run[small % ratio * at.numel() :][: at.numel()] = sent
                     page[:, piece] = run.view(2, -1)
         self.caches = [cache.to(device) for cache in caches]
+
+    def staged(self, slots: list[int]) -> Staging:
+        """The pages in slots of a staging memory, whose pieces follow each other, and no more in the caches."""
+        staging = Staging(self.caches[0], LAYERS, 2 * TOKENS * HEADS * DIM * 2, max(slots) + 2)
+        staging.memory.fill_(POISON)
+        for layer, cache in enumerate(self.caches):
+            for (page, _), slot in zip(self.pages, slots, strict=True):
+                halves = cache[page].view(2, self.agreement.pieces, -1)
+                staging.memory[layer, slot] = halves.transpose(0, 1).reshape(-1)
+                cache[page] = POISON
+        return staging
 
     def check(self) -> None:
         """Compare every byte of every page."""

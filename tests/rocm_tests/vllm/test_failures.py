@@ -16,11 +16,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 REMOTE, LOCAL = (1, 5, 2), (4, 0, 6)
 
 
-@pytest.fixture
-def pair(engines: Any, fleet: Any) -> tuple[Any, Any, torch.Tensor]:
+@pytest.fixture(params=[0, None], ids=["straight", "staged"])
+def pair(engines: Any, fleet: Any, request: pytest.FixtureRequest) -> tuple[Any, Any, torch.Tensor]:
     """A prefill on standard pages, a shuffled decoder that converts, and what the prefill holds."""
     prefill = fleet.get(engines.Setup(role="kv_producer"))
-    decoder = fleet.get(engines.Setup(backend=engines.Shuffled, convert=True, layout=engines.PLANES, blocks=16))
+    setup = engines.Setup(backend=engines.Shuffled, convert=True, layout=engines.PLANES, blocks=16)
+    decoder = fleet.get(dataclasses.replace(setup, stage=request.param))
     values = engines.values_of(prefill)
     prefill.fill(values)
     decoder.poison()
@@ -33,18 +34,25 @@ class Gate:
     def __init__(self, decoder: Any, monkeypatch: pytest.MonkeyPatch, fail_on: int | None = None) -> None:
         self.opened, self.entered, self.seen = threading.Event(), threading.Event(), []
         # The one that was made ready when the engine started, for the pages that most peers have.
-        ((_, queue),) = decoder.worker()._converter.by_agreement.values()
-        convert = queue._pool.convert
+        pool = usual_queue(decoder)._pool
+        convert = pool.convert
 
-        def gated(block_ids: torch.Tensor) -> None:
+        def gated(block_ids: torch.Tensor, *source_ids: torch.Tensor) -> None:
             self.entered.set()
             assert self.opened.wait(30)
             self.seen.append(block_ids.tolist())
             if fail_on in self.seen[-1]:
                 raise RuntimeError("the converter broke")
-            convert(block_ids)
+            convert(block_ids, *source_ids)
 
-        monkeypatch.setattr(queue._pool, "convert", gated)
+        monkeypatch.setattr(pool, "convert", gated)
+
+
+def usual_queue(decoder: Any) -> Any:
+    converter = decoder.worker()._converter
+    staged = decoder.worker()._staging is not None
+    ((_, queue),) = (converter.from_staging if staged else converter.by_agreement).values()
+    return queue
 
 
 def test_a_request_is_received_when_it_is_converted_and_once(
@@ -184,8 +192,7 @@ def test_a_pool_that_is_gone_fails_its_request(engines: Any, pair: Any) -> None:
     from flashinfer.core.errors import PoolLostError
 
     prefill, decoder, _ = pair
-    ((_, queue),) = decoder.worker()._converter.by_agreement.values()
-    pool, said = queue._pool, []
+    pool, said = usual_queue(decoder)._pool, []
     decoder.worker()._log_failure = lambda **fields: said.append(fields)
     pool._addresses[0] += 16
     assert engines.pull(prefill, decoder, "lost").refused
@@ -202,7 +209,7 @@ def test_ids_that_no_page_has_fail_their_request(engines: Any, pair: Any, local:
     worker = decoder.worker()
     converter = worker._converter
     start = converter.start
-    converter.start = lambda agreement, pages: start(agreement, [(page, 1) for page in local])
+    converter.start = lambda agreement, pages, slots: start(agreement, [(page, 1) for page in local], slots)
     outcome = engines.pull(prefill, decoder, "broken")
     assert outcome.refused
     assert outcome.bad_blocks == [set(LOCAL)]

@@ -116,15 +116,19 @@ def test_halves_of_a_page_that_is_a_piece() -> None:
     assert lengths == [piece.half_bytes] * 4
 
 
+@pytest.mark.parametrize("slots", [None, [5, 0, 2]], ids=["in place", "staged"])
 @pytest.mark.parametrize("in_step", [False, True])
 @pytest.mark.parametrize(("ratio", "pieces", "missing"), CUTS)
 def test_pages_of_any_cut_are_converted_and_the_rest_cleared(
-    in_step: bool, ratio: int, pieces: int, missing: int
+    in_step: bool, ratio: int, pieces: int, missing: int, slots: list[int] | None
 ) -> None:
     received = Received(ratio, pieces, missing, torch.device("cpu"))
     conversions = Conversions(received.caches, 1, in_step=in_step)
-    conversions.prepare(received.agreement)
-    ended = conversions.start(received.agreement, received.pages)
+    if slots is None:
+        conversions.prepare(received.agreement)
+    else:
+        conversions.prepare_staged(received.agreement, received.staged(slots))
+    ended = conversions.start(received.agreement, received.pages, slots)
     ended.wait()
     assert ended.done()
     assert ended.error() is None

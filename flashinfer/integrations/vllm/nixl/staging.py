@@ -137,7 +137,7 @@ class Staging:
     def small_ids(self, slots: npt.NDArray[np.int64], ratio: int, pieces: int) -> npt.NDArray[np.int64]:
         """Where among a layer's descriptors the smaller pages of slots are, in the order of their tokens."""
         small = np.arange(ratio)
-        ids = slots[:, None] * ratio + small if pieces == 1 else slots[:, None] + small * self.slots.count
+        ids = slots[:, None] * ratio + small if pieces == 1 else slots[:, None] + small * self.memory.shape[1]
         return ids.reshape(-1).astype(np.int64)
 
 

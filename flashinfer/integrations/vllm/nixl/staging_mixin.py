@@ -217,7 +217,7 @@ class StagingMixin(LandingMixin):
             layers = len(self._pages.formats)
             # vLLM names a ratio with its own side's descriptors, which are the staging's here.
             own = block_size_ratio is not None
-            count = self._staging.slots.count * self._reading.agreement.ratio if own else self._reading.blocks
+            count = self._staging.memory.shape[1] * self._reading.agreement.ratio if own else self._reading.blocks
             region_num_blocks, region_group_ids = [count] * layers, [0] * layers
             block_size_ratio, uses_region_group_mapping = None, False
         ids: npt.NDArray[np.int64] = super()._compute_desc_ids(
