@@ -147,6 +147,8 @@ def test_counters_reach_prometheus(engines: Any) -> None:
     stats.record_conversion(pages=3, page_bytes=300, seconds=0.002)
     stats.record_failed_conversion()
     stats.record_refused_peer("no_tag")
+    stats.record_staged(5)
+    stats.record_not_staged(7)
     # As it travels between processes, and from one worker of several.
     other = NixlConnector.build_kv_connector_stats(data=stats.to_dict())
     total = NixlConnector.build_kv_connector_stats().aggregate(other).aggregate(other)
@@ -164,4 +166,6 @@ def test_counters_reach_prometheus(engines: Any) -> None:
     assert value("flashinfer:kv_bytes_converted_total", {"engine": "0"}) == 600
     assert value("flashinfer:kv_conversions_failed_total", {"engine": "0"}) == 2
     assert value("flashinfer:kv_conversion_seconds_count", {"engine": "0"}) == 2
+    assert value("flashinfer:kv_pages_staged_total", {"engine": "0"}) == 10
+    assert value("flashinfer:kv_pages_not_staged_total", {"engine": "0"}) == 14
     assert value("flashinfer:kv_peers_refused_total", {"engine": "0", "reason": "no_tag"}) == 2
