@@ -383,8 +383,8 @@ class PageFormatMixin(StagingMixin):
             del self._conversions[req_id]
             done.add(req_id)
             self._end_conversion(req_id, running, failed)
-        if self._staged:
-            self._free_slots()
+        if self._staging is not None:
+            self._free_slots(self._staging)
         return done, failed
 
     def _start_conversion(self, req_id: str, converter: Conversions) -> None:

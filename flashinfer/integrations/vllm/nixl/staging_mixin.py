@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata
 
-    from flashinfer.integrations.vllm.nixl.conversion import Conversion, Conversions
+    from flashinfer.integrations.vllm.nixl.conversion import Conversions
 
 logger = logging.getLogger("vllm.flashinfer.nixl")
 
@@ -42,7 +42,6 @@ class StagingMixin(LandingMixin):
 
     _agreements: dict[str, Agreement]
     _converter: Conversions | None
-    _conversions: dict[str, Conversion]
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -231,9 +230,7 @@ class StagingMixin(LandingMixin):
         )
         return ids
 
-    def _free_slots(self) -> None:
-        """Of requests that NIXL moves nothing for any more, and nobody converts: slots whose bytes are of no use."""
-        for req_id in list(self._staged):
-            if req_id in self._recving_transfers or req_id in self._conversions or self._staging is None:
-                continue
-            self._staging.slots.give_back(self._staged.pop(req_id).slots)
+    def _free_slots(self, staging: Staging) -> None:
+        """Of requests that NIXL moves nothing for any more and nobody converts: neither is left among the transfers."""
+        for req_id in self._staged.keys() - self._recving_transfers.keys():
+            staging.slots.give_back(self._staged.pop(req_id).slots)
