@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -90,9 +91,9 @@ def test_pieces_of_a_transfer(
 ) -> None:
     layouts = [name and getattr(engines, name) for name in (left, right)]
     p = fleet.get(engines.Setup(getattr(engines, prefill), "kv_producer", tp=p_tp, layout=layouts[0]))
-    d = fleet.get(
-        engines.Setup(getattr(engines, decode), tp=d_tp, layout=layouts[1], convert=prefill != decode, blocks=9)
-    )
+    # Straight into the pages; what staging joins is counted in test_staged_reads.py.
+    straight = engines.Setup(convert=prefill != decode, stage=0, blocks=9)
+    d = fleet.get(dataclasses.replace(straight, backend=getattr(engines, decode), tp=d_tp, layout=layouts[1]))
     remote, local = blocks
     values = engines.values_of(p)
     p.fill(values)
