@@ -38,6 +38,7 @@ from flashinfer.testing.emulator_steps import (
     MatrixProduct,
     Step,
     Wave,
+    high_registers,
     lane_move,
     row_broadcasts,
 )
@@ -227,6 +228,8 @@ class Emulator:
                     step = replace(step, special=LdsAccess.decode(code))
                 elif name.startswith("V_MFMA_"):
                     step = replace(step, special=MatrixProduct.decode(name, code))
+                elif moved := high_registers(instruction.canonical_op_bits, code, self._compiled):
+                    step = replace(step, special=moved)
                 elif hasattr(type(instruction), "dpp"):
                     step = replace(step, special=lane_move(code, self._compiled))
             self._steps[code] = step

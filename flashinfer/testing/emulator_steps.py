@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,15 @@ def _lanes(state: Any, running: bool) -> list[int]:
     """Lanes that an instruction is for, or the others."""
     execute = state._read_sgpr(126) | state._read_sgpr(127) << 32
     return [lane for lane in range(WAVE) if bool(execute >> lane & 1) is running]
+
+
+def _row(state: Any, register: int) -> list[int]:
+    return [state._read_vgpr(register, lane) for lane in range(WAVE)]
+
+
+def _set_row(state: Any, register: int, values: list[int]) -> None:
+    for lane, value in enumerate(values):
+        state._write_vgpr(register, lane, value)
 
 
 _ATOMICS: dict[str, Callable[[int, int], int]] = {
@@ -151,15 +160,13 @@ class _LaneMove:
 
     def __call__(self, step: Step, wave: Wave) -> None:
         state, next_pc = wave.state, wave.state.pc + step.size
-        kept = [state._read_vgpr(self.spare, lane) for lane in range(WAVE)]
-        for lane in range(WAVE):
-            state._write_vgpr(self.spare, lane, state._read_vgpr(self.result, lane))
+        kept = _row(state, self.spare)
+        _set_row(state, self.spare, _row(state, self.result))
         state.pc = ctypes.addressof(self.memory)
         self.step(wave)
         for lane in self.written:
             state._write_vgpr(self.result, lane, state._read_vgpr(self.spare, lane))
-        for lane, value in enumerate(kept):
-            state._write_vgpr(self.spare, lane, value)
+        _set_row(state, self.spare, kept)
         state.pc = next_pc
 
 
@@ -198,6 +205,63 @@ def _writes(lane: int, control: int) -> bool:
 
 
 @dataclass(frozen=True)
+class _StandIns:
+    """An instruction run by a copy in `memory`, with other registers for some of its own: `moved` maps these to those.
+
+    Of its registers it may write to `result`.
+    """
+
+    step: Step
+    memory: ctypes.Array[ctypes.c_char]
+    moved: dict[int, int]
+    result: int | None
+
+    def __call__(self, step: Step, wave: Wave) -> None:
+        state, next_pc = wave.state, wave.state.pc + step.size
+        kept = {spare: _row(state, spare) for spare in self.moved.values()}
+        for register, spare in self.moved.items():
+            _set_row(state, spare, _row(state, register))
+        state.pc = ctypes.addressof(self.memory)
+        self.step(wave)
+        state.pc = next_pc
+        if self.result is not None:
+            _set_row(state, self.result, _row(state, self.moved[self.result]))
+        for spare, values in kept.items():
+            _set_row(state, spare, values)
+
+
+def high_registers(bits: Mapping[str, int], code: bytes, compiled: Callable[[int, int], Step]) -> _StandIns | None:
+    """What runs an instruction on 16 bits whose registers are v128 or higher; None for others.
+
+    tinygrad's takes v128 for the upper half of v0, as RDNA 3 writes halves: CDNA's short encodings have 256 registers
+    and know no halves (CDNA3 ISA, "VOP1", "VOP2", "VOPC"). `bits` are the sizes of operands; `compiled` is given an
+    address and a size.
+    """
+    (word,) = struct.unpack_from("<I", code)
+    source, second, result = word & 0x1FF, word >> 9 & 0xFF, word >> 17 & 0xFF
+    if word >> 31 or source == 0xF9:
+        return None  # long encodings, and SDWA
+    is_move, is_comparison = word >> 25 == 0x3F, word >> 25 == 0x3E
+    halves = bits.get("s0") == 16
+    of_source = source - 256 if halves and source >= 256 + 128 else None
+    of_second = second if halves and second >= 128 and not is_move else None
+    of_result = result if bits.get("d") == 16 and result >= 128 and not is_comparison else None
+    high = {register for register in (of_source, of_second, of_result) if register is not None}
+    if not high:
+        return None
+    if source == 0xFA:
+        raise LaunchError("emulator: an instruction on 16 bits that moves lanes must have registers below v128")
+    taken = source - 256, second, result, result + 1
+    moved = dict(zip(sorted(high), (n for n in range(8) if n not in taken), strict=False))
+    for register, place in ((of_source, 0), (of_second, 9), (of_result, 17)):
+        if register is not None:
+            word = word & ~(0xFF << place) | moved[register] << place
+    memory = ctypes.create_string_buffer(code, 32)
+    struct.pack_into("<I", memory, 0, word)
+    return _StandIns(compiled(ctypes.addressof(memory), 8), memory, moved, of_result)
+
+
+@dataclass(frozen=True)
 class MatrixProduct:
     """A matrix instruction of 32 rows. tinygrad's puts the rows of its result elsewhere (CDNA3 ISA, "MFMA").
 
@@ -226,14 +290,12 @@ class MatrixProduct:
     def __call__(self, step: Step, wave: Wave) -> None:
         state, kept = wave.state, {}
         for register in range(self.operand, self.operand + self.registers):
-            row = kept[register] = [state._read_vgpr(register, lane) for lane in range(WAVE)]
-            for lane, source in enumerate(_ROWS_OF_32):
-                state._write_vgpr(register, lane, row[source])
+            row = kept[register] = _row(state, register)
+            _set_row(state, register, [row[source] for source in _ROWS_OF_32])
         step(wave)
         for register, row in kept.items():
             if register not in self.results:
-                for lane, value in enumerate(row):
-                    state._write_vgpr(register, lane, value)
+                _set_row(state, register, row)
 
 
 _ROWS_OF_32 = [half * 32 + 8 * (row % 16 // 4) + 4 * (row // 16) + row % 4 for half in range(2) for row in range(32)]

@@ -148,3 +148,21 @@ def test_moves_between_lanes(toy: CodeObject, emulator: Emulator) -> None:
     assert wave[3, 15] == values.sum()
     np.testing.assert_array_equal(wave[:2], pairs[:2])
     np.testing.assert_array_equal(wave[2:], pairs[2:] + pairs[1, 15])
+
+
+def test_sixteen_bits_in_high_registers(toy: CodeObject, emulator: Emulator) -> None:
+    """Sources, results and both at once, with a literal; lanes at rest keep what they have."""
+    assert toy.kernel("high_registers").vgprs > 200
+    halves = np.random.default_rng(1).normal(size=(128, 2)).astype(np.float16)
+    values, out = halves.view(np.uint32).reshape(2, 64), words(6 * 64)
+    emulator.launch(toy, toy.kernel("high_registers"), (1, 1, 1), (64, 1, 1), [pointer(values), pointer(out)])
+    difference, total, wide, narrow, less, kept = out.reshape(6, 64)
+    runs = (0x0FF0FFFFAAAAAAAA >> np.arange(64, dtype=np.uint64) & np.uint64(1)).astype(bool)
+    a, b = (values & 0xFFFF).astype(np.uint16)
+    assert not (kept - 12).any()
+    np.testing.assert_array_equal(difference.astype(np.uint16), np.where(runs, a - b, 7))
+    np.testing.assert_array_equal(total.astype(np.uint16), np.where(runs, b + np.uint16(0x1234), b))
+    np.testing.assert_array_equal(wide[runs].view(np.float32), a.view(np.float16)[runs].astype(np.float32))
+    np.testing.assert_array_equal(narrow.astype(np.uint16), np.where(runs, a, 7))
+    np.testing.assert_array_equal(less, runs & (a < b + np.uint16(0x1234)))
+    assert not (wide[~runs] - 7).any()

@@ -59,6 +59,44 @@ extern "C" __global__ __launch_bounds__(64) void wave_sums(const unsigned* in, u
   out[128 + threadIdx.x] = sum;
 }
 
+// Instructions on 16 bits with registers from v128 on, some lanes at rest; v2, v3, v22 and v23 must stay as they are.
+extern "C" __global__ __launch_bounds__(64) void high_registers(const unsigned* in, unsigned* out) {
+  const unsigned a = in[threadIdx.x], b = in[64 + threadIdx.x];
+  unsigned difference, sum, wide, narrow, less, kept;
+  asm volatile(
+      "v_mov_b32 v130, %[a]\n"
+      "v_mov_b32 v131, %[b]\n"
+      "v_mov_b32 v150, 7\n"
+      "v_mov_b32 v151, 7\n"
+      "v_mov_b32 v2, 3\n"
+      "v_mov_b32 v3, 3\n"
+      "v_mov_b32 v22, 3\n"
+      "v_mov_b32 v23, 3\n"
+      "v_mov_b32 v200, 7\n"
+      "s_mov_b64 s[40:41], exec\n"
+      "s_mov_b32 exec_lo, 0xaaaaaaaa\n"
+      "s_mov_b32 exec_hi, 0x0ff0ffff\n"
+      "v_sub_u16_e32 v150, v130, v131\n"
+      "v_add_u16_e32 v131, 0x1234, v131\n"
+      "v_cvt_f32_f16_e32 v200, v130\n"
+      "v_cvt_f16_f32_e32 v151, v200\n"
+      "v_cmp_lt_u16_e32 vcc, v130, v131\n"
+      "s_mov_b64 exec, s[40:41]\n"
+      "v_cndmask_b32_e64 %[less], 0, 1, vcc\n"
+      "v_mov_b32 %[difference], v150\n"
+      "v_mov_b32 %[sum], v131\n"
+      "v_mov_b32 %[wide], v200\n"
+      "v_mov_b32 %[narrow], v151\n"
+      "v_add3_u32 %[kept], v2, v3, v22\n"
+      "v_add_u32_e32 %[kept], %[kept], v23\n"
+      : [difference] "=&v"(difference), [sum] "=&v"(sum), [wide] "=&v"(wide), [narrow] "=&v"(narrow),
+        [less] "=&v"(less), [kept] "=&v"(kept)
+      : [a] "v"(a), [b] "v"(b)
+      : "v2", "v3", "v22", "v23", "v130", "v131", "v150", "v151", "v200", "s40", "s41", "vcc");
+  const unsigned results[] = {difference, sum, wide, narrow, less, kept};
+  for (int i = 0; i < 6; ++i) out[i * 64 + threadIdx.x] = results[i];
+}
+
 struct alignas(16) Vector {
   unsigned w[4];
 };
