@@ -142,10 +142,11 @@ class Emulator:
         for z, y, x in itertools.product(range(grid[2]), range(grid[1]), range(grid[0])):
             # LDS holds what another kernel left there, never zeros.
             lds = (ctypes.c_uint8 * lds_size).from_buffer(bytearray(b"\xa5" * lds_size))
-            scratch = (ctypes.c_uint8 * max(kernel.scratch_bytes * WAVE, 1))()
-            storage += [lds, scratch]
+            storage.append(lds)
             group = []
             for first in range(0, threads, WAVE):
+                scratch = (ctypes.c_uint8 * max(kernel.scratch_bytes * WAVE, 1))()
+                storage.append(scratch)
                 state = self._emu._init_wave(
                     entry,
                     first,

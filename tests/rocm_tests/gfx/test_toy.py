@@ -137,6 +137,13 @@ def test_lanes_that_do_not_run_read_no_lds(toy: CodeObject, emulator: Emulator) 
     np.testing.assert_array_equal(out, np.where(places < 64, places * 3, 7))
 
 
+def test_waves_have_scratch_of_their_own(toy: CodeObject, emulator: Emulator) -> None:
+    held, out = words(256 * 64), words(256)
+    arguments = [pointer(held), pointer(out), struct.pack("<i", 3)]
+    emulator.launch(toy, toy.kernel("use_scratch"), (1, 1, 1), (256, 1, 1), arguments, slice_instructions=50)
+    np.testing.assert_array_equal(out, held.reshape(256, 64)[:, 1])
+
+
 def test_moves_between_lanes(toy: CodeObject, emulator: Emulator) -> None:
     """The compiler moves lanes of the register that it writes to."""
     values, out = words(64) >> 8, words(3 * 64)
