@@ -7,7 +7,7 @@ of no package. This module sets a launch up as the GPU's dispatcher does (kernel
 runs the waves of all workgroups in turns, so that workgroups may wait for one another, and a missing barrier
 shows.
 
-Limits of the emulator: `flat_` instructions and `s_setreg` do not work; FP8 conversions follow OCP e4m3fn on
+Limits of the emulator: `flat_` instructions and `s_setreg` do not work; conversions to FP8 follow OCP e4m3fn on
 every architecture; there are no faults: a stray address reads or writes this process's memory.
 """
 
@@ -31,6 +31,7 @@ from types import ModuleType
 
 from flashinfer.core.errors import BackendUnavailableError, InvalidArgumentError, LaunchError
 from flashinfer.testing.codeobject import CodeObject, Kernel
+from flashinfer.testing.emulator_fp8 import FromFp8
 from flashinfer.testing.emulator_steps import (
     WAVE,
     GlobalAtomic,
@@ -80,7 +81,8 @@ class Emulator:
         if reason := why_not(source):
             raise BackendUnavailableError(f"emulator: {reason}")
         self._emu = _import_emulator(source)
-        self._steps: dict[bytes, Step] = {}
+        self._arch = ""
+        self._steps: dict[tuple[str, bytes], Step] = {}
         needed = (
             "decode_inst",
             "_init_wave",
@@ -132,6 +134,7 @@ class Emulator:
         """
         if code.arch not in ("gfx942", "gfx950"):
             raise InvalidArgumentError(f"Emulator.launch: arch must be gfx942 or gfx950, got {code.arch}")
+        self._arch = code.arch
         kernarg = _kernel_arguments(kernel, grid, block, arguments, dynamic_lds)
         held = (ctypes.c_char * len(kernarg)).from_buffer(kernarg)
         entry, rsrc2, registers, memory = _load(code, kernel, kernarg, ctypes.addressof(held))
@@ -212,7 +215,7 @@ class Emulator:
 
     def _step(self, pc: int) -> Step:
         code = ctypes.string_at(pc, 16)  # an instruction, and some of what follows it
-        step = self._steps.get(code)
+        step = self._steps.get((self._arch, code))
         if step is None:
             instruction = self._emu.decode_inst(code, "cdna")
             operation = getattr(instruction, "op", None)
@@ -223,6 +226,8 @@ class Emulator:
                 step = Step(None, (), instruction.size(), False)
             elif name.startswith("GLOBAL_ATOMIC_"):
                 step = Step(None, (), instruction.size(), False, GlobalAtomic.decode(name, code))
+            elif conversion := FromFp8.decode(name, code, self._arch):
+                step = Step(None, (), instruction.size(), False, conversion)
             else:
                 step = self._compiled(pc, instruction.size(), operation in self._emu._BARRIER_OPS)
                 if name.startswith("DS_"):
@@ -233,7 +238,7 @@ class Emulator:
                     step = replace(step, special=moved)
                 elif hasattr(type(instruction), "dpp"):
                     step = replace(step, special=lane_move(code, self._compiled))
-            self._steps[code] = step
+            self._steps[self._arch, code] = step
         return step
 
     def _compiled(self, address: int, size: int, is_barrier: bool = False) -> Step:

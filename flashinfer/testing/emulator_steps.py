@@ -45,7 +45,7 @@ class Step:
         self.run(*[wave.buffers[n] for n in self.buffers])
 
 
-def _lanes(state: Any, running: bool) -> list[int]:
+def running_lanes(state: Any, running: bool = True) -> list[int]:
     """Lanes that an instruction is for, or the others."""
     execute = state._read_sgpr(126) | state._read_sgpr(127) << 32
     return [lane for lane in range(WAVE) if bool(execute >> lane & 1) is running]
@@ -106,7 +106,7 @@ class GlobalAtomic:
         def vector(register: int, lane: int, words: int) -> int:
             return sum(int(state._read_vgpr(register + i, lane)) << 32 * i for i in range(words))
 
-        for lane in _lanes(state, True):
+        for lane in running_lanes(state):
             if self.scalar == 0x7F:
                 address = vector(self.address, lane, 2)
             else:
@@ -139,7 +139,7 @@ class LdsAccess:
         return cls(code[4])
 
     def __call__(self, step: Step, wave: Wave) -> None:
-        state, idle = wave.state, _lanes(wave.state, False)
+        state, idle = wave.state, running_lanes(wave.state, False)
         kept = [state._read_vgpr(self.address, lane) for lane in idle]
         for lane in idle:
             state._write_vgpr(self.address, lane, 0)

@@ -20,6 +20,7 @@ DTYPES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
+    torch.float8_e4m3fnuz: "fp8e4b8",
     torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",

@@ -3,7 +3,7 @@
 """Attention and merging as Triton compiles them for gfx942, executed on the CPU, against float64 arithmetic.
 
 Everything but the launch is what runs on a GPU: the public function, the choice of tiles and kernels, and the machine
-code. Needs a checkout of tinygrad, named by TINYGRAD_SRC, whose conversions from FP8 know one flavour only.
+code. Needs a checkout of tinygrad, named by TINYGRAD_SRC.
 """
 
 from __future__ import annotations
@@ -91,6 +91,16 @@ def test_head_dims(launch: EmulatedLaunch, head_dim: int, kv_layout: str, kind: 
     is_half = (head_dim % 64 == 0) == (kv_layout in ("NHD", "SHUFFLED"))
     dtype = torch.float16 if is_half else torch.bfloat16
     case = Case(**{**arguments, "D": head_dim, "kv_layout": kv_layout}, dtype=dtype)
+    check(launch, case, kernels, max_q_len=max(arguments["q_lens"]))
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+@pytest.mark.parametrize("kv_layout", ["NHD", "SHUFFLED", "RAGGED"])
+def test_fp8(launch: EmulatedLaunch, kv_layout: str, kind: str) -> None:
+    """Caches of gfx942's own flavour, with scales."""
+    kernels, arguments = (SPLIT, DECODE) if kind == "decode" else (WHOLE, PREFILL)
+    changes = {"D": 64, "kv_layout": kv_layout, "kv_dtype": torch.float8_e4m3fnuz, "k_scale": 0.5, "v_scale": 1.5}
+    case = Case(**{**arguments, **changes}, dtype=torch.bfloat16)
     check(launch, case, kernels, max_q_len=max(arguments["q_lens"]))
 
 

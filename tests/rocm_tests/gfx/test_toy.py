@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from flashinfer.core.errors import InvalidArgumentError, LaunchError
 from flashinfer.testing.codeobject import CodeObject, accesses
@@ -173,3 +174,15 @@ def test_sixteen_bits_in_high_registers(toy: CodeObject, emulator: Emulator) -> 
     np.testing.assert_array_equal(narrow.astype(np.uint16), np.where(runs, a, 7))
     np.testing.assert_array_equal(less, runs & (a < b + np.uint16(0x1234)))
     assert not (wide[~runs] - 7).any()
+
+
+@pytest.mark.parametrize(("arch", "flavour"), [("gfx942", torch.float8_e4m3fnuz), ("gfx950", torch.float8_e4m3fn)])
+def test_from_fp8(code_objects: Any, emulator: Emulator, arch: str, flavour: torch.dtype) -> None:
+    """Every code, by both instructions, in the flavour of the architecture."""
+    code = code_objects("toy.cu", arch)
+    codes, out = np.arange(256, dtype=np.uint8), np.zeros((64, 2, 4), np.float32)
+    arguments = [pointer(codes.view(np.uint32)), pointer(out.view(np.uint32))]
+    emulator.launch(code, code.kernel("from_fp8"), (1, 1, 1), (64, 1, 1), arguments)
+    expected = torch.from_numpy(codes).view(flavour).float().numpy().reshape(64, 4)
+    for half in (0, 1):
+        np.testing.assert_array_equal(out[:, half], expected)

@@ -97,6 +97,19 @@ extern "C" __global__ __launch_bounds__(64) void high_registers(const unsigned* 
   for (int i = 0; i < 6; ++i) out[i * 64 + threadIdx.x] = results[i];
 }
 
+// The floats of a word's four FP8 numbers, two at a time and one by one.
+extern "C" __global__ __launch_bounds__(64) void from_fp8(const int* in, float* out) {
+  const int word = in[threadIdx.x];
+  typedef float Pair __attribute__((ext_vector_type(2)));
+  const Pair low = __builtin_amdgcn_cvt_pk_f32_fp8(word, false), high = __builtin_amdgcn_cvt_pk_f32_fp8(word, true);
+  float* const mine = out + threadIdx.x * 8;
+  mine[0] = low.x, mine[1] = low.y, mine[2] = high.x, mine[3] = high.y;
+  mine[4] = __builtin_amdgcn_cvt_f32_fp8(word, 0);
+  mine[5] = __builtin_amdgcn_cvt_f32_fp8(word, 1);
+  mine[6] = __builtin_amdgcn_cvt_f32_fp8(word, 2);
+  mine[7] = __builtin_amdgcn_cvt_f32_fp8(word, 3);
+}
+
 struct alignas(16) Vector {
   unsigned w[4];
 };
