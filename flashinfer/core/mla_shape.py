@@ -58,13 +58,21 @@ class MlaShape:
 
 
 def why_not_rows(kv_cache: torch.Tensor) -> str | None:
-    """A sentence if rows of different pages of a cache are not all at one distance."""
+    """A sentence if a cache is not rows all at one distance, each in one piece."""
     if kv_cache.dim() != 3:
         return f"needs a cache [pages, page_size, dim], got {describe(kv_cache)}"
-    pages, page_size, _ = kv_cache.shape
+    pages, page_size, dim = kv_cache.shape
+    if dim > 1 and kv_cache.stride(2) != 1:
+        return f"needs a cache contiguous in its last dimension, got stride {kv_cache.stride()}"
     if pages > 1 and page_size > 1 and kv_cache.stride(0) != page_size * kv_cache.stride(1):
         return f"needs a cache without gaps between pages, got stride {kv_cache.stride()} of {list(kv_cache.shape)}"
     return None
+
+
+def is_flat(kv_cache: torch.Tensor, kv_indptr: torch.Tensor, prefix: torch.Tensor) -> bool:
+    """Whether a token's place is its entry in the page table: pages of one token, and one tensor for both indptrs."""
+    same = kv_indptr is prefix or (kv_indptr.data_ptr() == prefix.data_ptr() and kv_indptr.dtype == prefix.dtype)
+    return kv_cache.size(1) == 1 and same
 
 
 def cache_rows(kv_cache: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,13 @@ from flashinfer.backends.aiter import entry
 from flashinfer.core import aiter_install
 from flashinfer.core.dtypes import FP8, fp8_of
 from flashinfer.core.mla_project import scale_mode
+from flashinfer.core.mla_shape import is_flat
 
 MODULE, NAME = "aiter.ops.triton.gather_kv_b_proj", "gather_kv_b_proj"
 # Release that first has the op with each way of scaling the weight.
 SINCE = {"block": (0, 1, 12), "row": (0, 1, 13), "none": (0, 1, 14)}
-# From here on pages of one token have a kernel of their own, which multiplies in bfloat16.
+# From here on pages of one token have a kernel of their own, which multiplies in bfloat16. It takes entry `t` of the
+# page table for row `t` of the results, for as many rows as there are, and looks at neither indptr.
 FLAT_SINCE = (0, 1, 21)
 # The kernel is written for four scale blocks of 128 and fails to compile for another rank.
 RANK = 512
@@ -48,15 +50,18 @@ def _why_not_dtypes(kv_cache: torch.Tensor, weight: torch.Tensor, k_out: torch.T
     for name, t in (("kv_cache", kv_cache), ("kv_b_proj_weight", weight)):
         if t.dtype in FP8 and t.dtype != (flavour := _flavour(kv_cache.device)):
             return f"needs {name} in the device's own FP8, {flavour}, got {t.dtype}"
-    install = aiter_install.find_aiter()
-    version = install.release if install is not None else None
-    flat = kv_cache.size(1) == 1 and version is not None and version >= FLAT_SINCE
-    if kv_cache.dtype in FP8 and weight.dtype not in FP8 and not flat:
+    if kv_cache.dtype in FP8 and weight.dtype not in FP8 and not _has_flat_kernel(kv_cache):
         return (
             "needs an FP8 weight with an FP8 cache, or pages of one token and AITER 0.1.21: others are multiplied in "
             f"FP8, to which the kernel casts a weight of {weight.dtype} without a scale"
         )
     return None
+
+
+def _has_flat_kernel(kv_cache: torch.Tensor) -> bool:
+    install = aiter_install.find_aiter()
+    version = install.release if install is not None else None
+    return kv_cache.size(1) == 1 and version is not None and version >= FLAT_SINCE
 
 
 def why_not_gather_kv_b_proj(
@@ -80,6 +85,14 @@ def why_not_gather_kv_b_proj(
         return f"needs kv_lora_rank {RANK}, got {rank}"
     if reason := _why_not_dtypes(kv_cache, kv_b_proj_weight, k_out):
         return reason
+    if _has_flat_kernel(kv_cache):
+        if not is_flat(kv_cache, kv_indptr, kv_prefix_sum_context_lens):
+            return "needs one tensor for kv_indptr and kv_prefix_sum_context_lens with pages of one token, got two"
+        if kv_indices.size(0) != k_out.size(0):
+            return (
+                f"needs as many kv_indices as k_out has rows with pages of one token, got {kv_indices.size(0)} and "
+                f"{k_out.size(0)}"
+            )
     chunk = CHUNK[kv_cache.element_size()]
     if chunk % page_size:
         return f"needs a page_size that divides {chunk} with a cache of {kv_cache.dtype}, got {page_size}"

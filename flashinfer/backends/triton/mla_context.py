@@ -12,6 +12,7 @@ from flashinfer.backends.triton import device
 from flashinfer.core import faults
 from flashinfer.core.dtypes import FP8
 from flashinfer.core.mla_project import scale_mode
+from flashinfer.core.mla_shape import is_flat
 
 RESULT_DTYPES = (torch.float16, torch.bfloat16)
 MODES = {"none": 0, "row": 1, "block": 2}
@@ -104,7 +105,7 @@ def gather_kv_b_proj(
             *(kv_cache.stride(0), kv_cache.stride(1), kv_b_proj_weight.stride(0), scale_row),
             *(k_out.stride(0), k_out.stride(1), v_out.stride(0), v_out.stride(1)),
             *(tokens, heads, requests, requests.bit_length()),
-            FLAT=_is_flat(kv_cache, kv_indptr, prefix),
+            FLAT=is_flat(kv_cache, kv_indptr, prefix),
             SCALED=kv_scale is not None,
             WEIGHT=MODES[mode],
             PAGE_SIZE=kv_cache.size(1),
@@ -121,9 +122,3 @@ def gather_kv_b_proj(
             num_stages=tune.stages,
         )
     faults.settle(fault)
-
-
-def _is_flat(kv_cache: torch.Tensor, kv_indptr: torch.Tensor, prefix: torch.Tensor) -> bool:
-    """Whether a token's place is its entry in the page table: pages of one token, and one tensor for both indptrs."""
-    same = kv_indptr.data_ptr() == prefix.data_ptr() and kv_indptr.dtype == prefix.dtype
-    return kv_cache.size(1) == 1 and same

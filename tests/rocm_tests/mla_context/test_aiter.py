@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 from pathlib import Path
@@ -35,8 +36,11 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
 
 def case(**changes: Any) -> Case:
     """A call that every version since 0.1.14 takes."""
-    made = Case(**{"lens": [5, 9], "page_size": 1, "dtype": BF16, "fp8": FNUZ, **FULL, **changes})
+    changes = {"page_size": 1, **changes}
+    flat = changes["page_size"] == 1
+    made = Case(**{"lens": [5, 9], "flat": flat, "dtype": BF16, "fp8": FNUZ, **FULL, **changes})
     made.cache, made.weight = made.cache.contiguous(), made.weight.contiguous()
+    made.table = dataclasses.replace(made.table, indices=made.table.indices[: int(made.table.indptr[-1])])
     return made
 
 
@@ -109,6 +113,17 @@ def test_a_wide_weight_is_not_cast_to_fp8(monkeypatch: pytest.MonkeyPatch) -> No
         install(monkeypatch, version)
         found = why_not(case(kv_dtype=FNUZ, page_size=page_size))
         assert found is None if taken else str(found).startswith(sentence), (version, page_size, found)
+
+
+def test_pages_of_one_token_are_taken_where_the_table_is_one_entry_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROCm/aiter's kernel for them takes entry `t` for row `t`, whatever the indptrs say and however many entries."""
+    for version, reasons in (("0.1.20.post1", (None, None)), ("0.1.21", ("one tensor for", "as many kv_indices as"))):
+        install(monkeypatch, version)
+        assert why_not(case()) is None
+        apart, spare = case(flat=False), case()
+        results = tuple(t.contiguous() for t in spare.results(spare=2))
+        for found, reason in zip((why_not(apart), why_not(spare, results)), reasons, strict=True):  # type: ignore[arg-type]
+            assert found is None if reason is None else str(found).startswith(f"needs {reason}"), (version, found)
 
 
 @pytest.mark.parametrize("name", ["kv_cache", "kv_b_proj_weight", "k_out", "v_out"])
