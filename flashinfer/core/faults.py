@@ -28,7 +28,7 @@ BLOCK_ID_RANGE, BLOCK_ID_TWICE, SOURCE_ID_RANGE = 5, 6, 7
 INDPTR_ORDER, APPEND_INDPTR_ORDER, SEQ_LEN_SHORT, SEQ_LEN_RANGE = 8, 9, 10, 11
 QO_INDPTR_RANGE, LAST_PAGE_RANGE, KV_INDPTR_RANGE, PIECES_SHORT = 12, 13, 14, 15
 OUT_INDPTR_ORDER, OUT_SHORT, TOKEN_RANGE = 20, 21, 22
-BLOCK_TABLE_RANGE, BLOCK_TABLE_SHORT, CONTEXT_PAGES, PIECE_REQUEST = 24, 25, 26, 27
+BLOCK_TABLE_RANGE, BLOCK_TABLE_SHORT, CONTEXT_PAGES, PIECE_REQUEST, CONTEXT_ROWS = 24, 25, 26, 27, 28
 
 # Mirrors the kOp constants of csrc_rocm.
 _OPS = {
@@ -71,6 +71,7 @@ _SENTENCES = {
     CONTEXT_PAGES: "kv_indptr and kv_indices must give each of the {bound} context tokens a page, got none for token "
     "{where}",
     PIECE_REQUEST: "piece_requests[{where}] must be a row of block_tables below {bound}, got {value}",
+    CONTEXT_ROWS: "kv_prefix_sum_context_lens[{where}] must be at most {bound}, the rows of k_out, got {value}",
     BLOCK_ID_TWICE: "block_ids must be distinct, got {value} at [{bound}] and [{where}]; convert each page once",
 }
 

@@ -41,6 +41,7 @@ enum FaultCode : int64_t {
   kBlockTableShort = 25,   // block table without a column for a token
   kContextPages = 26,      // context token without a page
   kPieceRequest = 27,      // piece of a request that has no block table
+  kContextRows = 28,       // more context tokens than rows of the results
 };
 
 // Ops whose kernels are in flashinfer/backends/triton; those of compiled kernels stand in the kernels' headers.

@@ -105,6 +105,59 @@ def a_short_table(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
     assert bool(results[0][8].isnan().all())
 
 
+def a_bad_prefix(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
+    """Tokens before the first request get no page, and those without a row in the results are reported."""
+    no_page = "kv_indptr and kv_indices must give each of the 15 context tokens a page, got none for token 1"
+    no_row = "kv_prefix_sum_context_lens[2] must be at most 15, the rows of k_out, got {}"
+    # The last is 15 in 32 bits.
+    for prefix, sentence, skipped in (
+        ([2, 9, 15], no_page, 2),
+        ([0, 9, 16], no_row.format(16), 0),
+        ([0, 9, 2**32 + 15], no_row.format(2**32 + 15), 0),
+    ):
+        case = Case([9, 6], dtype=dtype, device=device, index_dtype=torch.int64)
+        case.prefix[:] = torch.tensor(prefix)
+        results, fault = case.results(), torch.zeros(4, dtype=torch.int64, device=device)
+        with faults.reported_to(fault):
+            flashinfer.gather_kv_b_proj(*case.arguments, *results, backend="triton")
+        assert str(faults.error_in(fault)) == f"gather_kv_b_proj: {sentence}"
+        for got, want in zip(results, case.expected(), strict=True):
+            assert bool(got[:skipped].isnan().all())
+            assert_close(got[9:15], want[9:15])
+
+
+def a_table_past_32_bits(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
+    """An indptr of 64 bits is not looked at in 32, in which it would be a good one."""
+    case = Case([9, 6], dtype=dtype, device=device, index_dtype=torch.int64)
+    case.table.indptr.add_(2**32)
+    results, fault = case.results(), torch.zeros(4, dtype=torch.int64, device=device)
+    with faults.reported_to(fault):
+        flashinfer.gather_kv_b_proj(*case.arguments, *results, backend="triton")
+    assert str(faults.error_in(fault)).endswith("a page, got none for token 14")
+    assert all(bool(got.isnan().all()) for got in results)
+
+
+def far_apart(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
+    """Heads of the keys and rows of a page whose distance times their number is past 2^31 elements."""
+    case = Case([3, 2], dtype=dtype, device=device, page_size=3, rank=64)
+    step = 2**30 + 8
+
+    def spread(shape: tuple[int, ...], outer: int) -> torch.Tensor:
+        # Hardly any of it is touched.
+        memory = torch.empty(2 * step + shape[0] * outer, dtype=dtype, device=device)
+        return memory.as_strided(shape, (outer, step, 1))
+
+    (k, v), width = case.results(), case.nope + case.rope
+    k = spread(tuple(k.shape), width)
+    flashinfer.gather_kv_b_proj(*case.arguments, k, v, backend="triton")
+    assert_close(k, case.expected()[0])
+    del k
+    pages, kept = case.cache.size(0), case.cache
+    case.cache = spread((pages, 3, 64 + case.rope), 64 + case.rope)
+    case.cache.copy_(kept)
+    case.check("triton")
+
+
 def flat_or_not(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
     """The shortcut for pages of one token changes no bit."""
     both = [
@@ -132,5 +185,8 @@ CASES: dict[str, tuple[Check, dict[str, Any]]] = {
     ),
     "a bad page": (a_bad_page, {}),
     "a short table": (a_short_table, {}),
+    "a bad prefix": (a_bad_prefix, {}),
+    "a table past 32 bits": (a_table_past_32_bits, {}),
+    "far apart": (far_apart, {}),
     "flat or not": (flat_or_not, {}),
 }

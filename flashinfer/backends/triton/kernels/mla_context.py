@@ -14,9 +14,11 @@ import triton.language as tl
 ROW_SCALES = tl.constexpr(1)
 BLOCK_SCALES = tl.constexpr(2)
 SCALE_BLOCK = tl.constexpr(128)
-# As kernels report (csrc_rocm/kernels/common/fault.h): kOpGatherKvBProj << 8 | kPageIdRange or kContextPages.
+# As kernels report (csrc_rocm/kernels/common/fault.h): kOpGatherKvBProj << 8 | kPageIdRange, kContextPages or
+# kContextRows.
 BAD_PAGE = tl.constexpr(9 << 8 | 4)
 NO_PAGE = tl.constexpr(9 << 8 | 26)
+NO_ROW = tl.constexpr(9 << 8 | 28)
 
 
 @triton.jit
@@ -39,9 +41,18 @@ def entry_of(token, prefix, kv_indptr, requests, steps, FLAT: tl.constexpr, PAGE
         # Pages of one token, and a page table that begins where the tokens do: the search would find the token.
         return token, token + 1, tl.zeros_like(token)
     request = request_of(token, prefix, requests, steps)
-    position = token - tl.load(prefix + request).to(tl.int32)
-    first = tl.load(kv_indptr + request).to(tl.int32)
-    return first + position // PAGE_SIZE, tl.load(kv_indptr + request + 1).to(tl.int32), position % PAGE_SIZE
+    position = token - tl.load(prefix + request)
+    # Before the first request's tokens there are none, and a remainder would be a row before the page.
+    entry = tl.where(position < 0, -1, tl.load(kv_indptr + request) + position // PAGE_SIZE)
+    return entry, tl.load(kv_indptr + request + 1), position % PAGE_SIZE
+
+
+@triton.jit
+def say(fault, code, where, value, bound):
+    if tl.atomic_cas(fault, tl.zeros_like(code), code) == 0:
+        tl.store(fault + 1, where.to(tl.int64))
+        tl.store(fault + 2, value.to(tl.int64))
+        tl.store(fault + 3, bound.to(tl.int64))
 
 
 @triton.jit
@@ -52,11 +63,8 @@ def report(fault, bad, token, entry, kv_indices, entries, pages, total):
         place = tl.max(tl.where(bad & (token == worst), entry, -1), 0)
         known = (place >= 0) & (place < entries)
         code = tl.where(known, BAD_PAGE, NO_PAGE).to(tl.int64)
-        page = tl.load(kv_indices + tl.where(known, place, 0), mask=known, other=0).to(tl.int64)
-        if tl.atomic_cas(fault, tl.zeros_like(code), code) == 0:
-            tl.store(fault + 1, tl.where(known, place, worst).to(tl.int64))
-            tl.store(fault + 2, page)
-            tl.store(fault + 3, tl.where(known, pages, total).to(tl.int64))
+        page = tl.load(kv_indices + tl.where(known, place, 0), mask=known, other=0)
+        say(fault, code, tl.where(known, place, worst), page, tl.where(known, pages, total))
 
 
 @triton.jit
@@ -182,12 +190,17 @@ def gather_kv_b_proj(
     K_TILES: tl.constexpr = (NOPE + BLOCK_N - 1) // BLOCK_N
     TILES: tl.constexpr = K_TILES + (DV + BLOCK_N - 1) // BLOCK_N
     dtype = k_out.dtype.element_ty
-    total = tl.minimum(tl.load(prefix + requests).to(tl.int32), tokens)
+    last = tl.load(prefix + requests)
+    total = tl.minimum(last, tokens).to(tl.int32)
     columns = heads * TILES
     blocks = tl.cdiv(total, BLOCK_M)
     # The grid is that of all rows of the result; a captured graph may have fewer to fill.
     if tl.program_id(0) >= blocks * columns:
         return
+    if (tl.program_id(0) == 0) & (last > tokens):
+        # Sums are tensors, also of an argument that is 1, which the compiler makes a constant.
+        none = tl.zeros_like(last)
+        say(fault, tl.full([], NO_ROW, tl.int64), none + requests, last, none + tokens)
     block, column = tile_at(tl.program_id(0), blocks, columns, GROUP)
     head = column // TILES
     part = column % TILES
@@ -198,13 +211,14 @@ def gather_kv_b_proj(
     page, slot, live = pages_of(
         token, total, column, fault, kv_indptr, kv_indices, prefix, entries, pages, requests, steps, FLAT, PAGE_SIZE
     )
-    row = kv_cache + (page * cache_page + slot * cache_slot)[:, None]
+    row = kv_cache + (page * cache_page + slot.to(tl.int64) * cache_slot)[:, None]
     col = tl.where(is_key, part, part - K_TILES) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Past a head's width the last column stands in: real memory, and never stored.
     w_row = head * (NOPE + DV) + tl.where(is_key, 0, NOPE) + tl.minimum(col, width - 1)
     left = row + tl.arange(0, BLOCK_K)[None, :]
     acc = multiply(left, kv_scale, weight, weight_scale, w_row, weight_row, scale_row, dtype, SCALED, WEIGHT, RANK)
-    to = tl.where(is_key, k_out + head * k_head, v_out + head * v_head)
+    wide_head = head.to(tl.int64)
+    to = tl.where(is_key, k_out + wide_head * k_head, v_out + wide_head * v_head)
     to_row = to + token.to(tl.int64)[:, None] * tl.where(is_key, k_token, v_token)
     mask = live[:, None]
     if NOPE % BLOCK_N != 0 or DV % BLOCK_N != 0:
