@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer.core.checks import describe, fail, number
+from flashinfer.core.checks import apart, describe, fail, number, writable
 from flashinfer.core.dtypes import FP8
 from flashinfer.core.errors import BackendUnavailableError, NotPlannedError
 from flashinfer.core.mla_project import widened, widened_weight
@@ -330,6 +330,8 @@ class MlaContextAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend from a layer's new tokens to themselves and to the context; waits for nothing.
 
+        Nothing is recorded for autograd.
+
         Parameters
         ----------
         q, k
@@ -339,7 +341,7 @@ class MlaContextAttention:
         kv_cache, kv_b_proj_weight, kv_scale, weight_scale
             Of the layer, as in `gather_kv_b_proj`.
         out, lse
-            Tensors to write into; allocated if None.
+            Tensors to write into; allocated if None. `out` must lie outside of `q`, which each chunk reads.
 
         Returns
         -------
@@ -350,13 +352,28 @@ class MlaContextAttention:
         Raises
         ------
         InvalidArgumentError
-            For shapes, dtypes or devices that do not fit the step.
+            For shapes, dtypes or devices that do not fit the step, and for tensors that share memory which is written.
         NotPlannedError
             If there is no step.
         """
         step = self._step()
         self._check_run(step, (q, k, v), (kv_cache, kv_b_proj_weight, kv_scale, weight_scale))
-        q, k, v = (t.to(step.q_data_type) for t in (q, k, v))
+        # The compiler traces no addresses.
+        if not torch.compiler.is_compiling():
+            self._check_memory(q, out, lse)
+        layer = cache_rows(kv_cache), kv_scale, kv_b_proj_weight, weight_scale
+        with torch.no_grad():
+            return self._run(step, (q, k, v), layer, out, lse)
+
+    def _run(
+        self,
+        step: _Planned,
+        fresh: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        layer: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None],
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = (t.to(step.q_data_type) for t in fresh)
         shape = self._shape
         if out is None:
             out = q.new_empty(q.size(0), shape.num_heads, shape.v_head_dim)
@@ -364,7 +381,6 @@ class MlaContextAttention:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32)
         indptr, longest = step.plan.qo_indptr, step.plan.max_q_len
         self._attend(q, k, v, indptr, indptr, True, (longest, longest), out, lse)
-        layer = cache_rows(kv_cache), kv_scale, kv_b_proj_weight, weight_scale
         for part in step.plan.steps:
             chunk = part.chunk
             keys, values = (self._fused if step.fused else self._unfused)(part, step, *layer)
@@ -392,6 +408,16 @@ class MlaContextAttention:
         kv_cache = layer[0]
         if kv_cache is not None and (reason := why_not_rows(kv_cache)):
             raise BackendUnavailableError(f"{ATTENTION}: no way takes this layer: {reason}")
+
+    def _check_memory(self, q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None) -> None:
+        """Refuse what is needed after a chunk was written to the workspace, or a part of the result to `out`."""
+        begin = self._workspace.data_ptr()
+        for name, t in (("q", q), ("out", out), ("lse", lse)):
+            if isinstance(t, torch.Tensor) and begin <= t.data_ptr() < begin + self._workspace.numel():
+                fail(ATTENTION, name, "outside of the workspace, which is written while it is needed", describe(t))
+        writable(ATTENTION, [(name, t) for name, t in (("out", out), ("lse", lse)) if isinstance(t, torch.Tensor)])
+        if isinstance(out, torch.Tensor) and out.dim() == q.dim():
+            apart(ATTENTION, "q", q, "out", out)
 
     def _attend(
         self,

@@ -183,7 +183,8 @@ class MlaContextPlanner:
             context that is to be cut where `chunk_tokens` is less than a page, and more rows than int32 counts. A page
             id out of range is reported as by `mla_context_indices`.
         """
-        qo, lens = on_host(_lengths("qo_indptr", qo_indptr), _lengths("context_lens", context_lens))
+        named = ("qo_indptr", qo_indptr), ("context_lens", context_lens)
+        qo, lens = on_host(*(_lengths(name, values, self.device) for name, values in named))
         batch = lens.numel()
         if qo.numel() != batch + 1:
             fail(PLANNER, "qo_indptr", f"of length {batch + 1}, one more than context_lens", qo.numel())
@@ -213,17 +214,23 @@ class MlaContextPlanner:
             fail(PLANNER, "block_tables", want, block_tables.size(1))
 
 
-def _lengths(name: str, values: torch.Tensor | Sequence[int]) -> torch.Tensor:
+def _lengths(name: str, values: torch.Tensor | Sequence[int], device: torch.device) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         if values.dim() != 1 or values.dtype not in INDEX_DTYPES:
             fail(PLANNER, name, _LENGTHS, describe(values))
+        if not values.is_cpu and values.device != device:
+            fail(PLANNER, name, f"on the host or on {device}", values.device)
         return values.contiguous()
+    # The array would take them for its memory.
+    if isinstance(values, (bytes, bytearray)):
+        fail(PLANNER, name, _LENGTHS, describe(values))
     try:
         # Takes integers only, and a third of the time that torch's own conversion does.
         listed = array("q", values)
     except (OverflowError, TypeError) as e:
         raise InvalidArgumentError(f"{PLANNER}: {name} must be {_LENGTHS}, got {type(values).__name__}: {e}") from e
-    return torch.frombuffer(listed, dtype=torch.int64) if listed else torch.empty(0, dtype=torch.int64)
+    # On the host, whatever device is the default.
+    return torch.frombuffer(listed, dtype=torch.int64) if listed else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def _chunks(numbers: list[int]) -> Iterator[MlaContextChunk]:

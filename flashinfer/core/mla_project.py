@@ -29,6 +29,8 @@ def widened(values: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype
     if scale is None:
         return values
     work = torch.promote_types(dtype, torch.float32)
+    # One element may come with any number of dimensions, which the product would have too.
+    scale = scale.view(()) if scale.numel() == 1 else scale
     return (values.to(work) * scale.to(work)).to(dtype)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer.core.checks import INT32_MAX, describe, fail, index_vector, integer
+from flashinfer.core.checks import INT32_MAX, apart, describe, fail, index_vector, integer
 from flashinfer.core.dtypes import FP8
 from flashinfer.core.mla_project import SCALE_BLOCK, scale_mode
 from flashinfer.core.op import Op
@@ -94,6 +94,9 @@ def _check_gather_kv_b_proj(
     _check_results(kv_cache, kv_b_proj_weight, k_out, v_out)
     _check_sizes(kv_cache, kv_b_proj_weight, k_out, v_out)
     _check_scales(kv_cache, kv_scale, kv_b_proj_weight, weight_scale)
+    apart(OP, "v_out", v_out, "k_out", k_out)
+    for name, written in (("k_out", k_out), ("v_out", v_out)):
+        apart(OP, "kv_cache", kv_cache, name, written)
     prefix = kv_prefix_sum_context_lens
     named = {"kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_prefix_sum_context_lens": prefix}
     for name, t in named.items():

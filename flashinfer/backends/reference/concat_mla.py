@@ -11,6 +11,8 @@ def why_not_concat_mla_k(*args: object) -> str | None:
     return None
 
 
+# As in the compiled backend, nothing is recorded for autograd.
+@torch.no_grad()
 def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
     nope = k_nope.size(2)
     k[..., :nope] = k_nope

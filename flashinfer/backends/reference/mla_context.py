@@ -20,6 +20,8 @@ def why_not_gather_kv_b_proj(*args: object) -> str | None:
     return None
 
 
+# A weight is a parameter: without this the results would be recorded as made from it.
+@torch.no_grad()
 def gather_kv_b_proj(
     kv_cache: torch.Tensor,
     kv_scale: torch.Tensor | None,

@@ -313,6 +313,54 @@ def test_pages_of_another_layer_that_lie_apart_are_declined() -> None:
     prefill.cache = prefill.case.cache
     with pytest.raises(flashinfer.BackendUnavailableError, match="no way takes this layer: needs a cache without gaps"):
         prefill.run(attention)
+    prefill.cache = torch.zeros(6, 4, 288, dtype=BF16)[..., ::2]
+    with pytest.raises(flashinfer.BackendUnavailableError, match="needs a cache contiguous in its last dimension, got"):
+        prefill.run(attention)
+
+
+def test_results_where_something_else_is_needed_are_refused() -> None:
+    """A result in the queries would be read by the next chunk, one in the workspace overwritten by it."""
+    prefill = Prefill([2, 3], [21, 5], dtype=BF16)
+    workspace = torch.empty(1 << 16, dtype=torch.uint8)
+    attention = MlaContextAttention(workspace, prefill.shape, 4, way="unfused")
+    prefill.plan(attention)
+    there = workspace[256 : 256 + 5 * 3 * 32 * 2].view(BF16).view(5, 3, 32)
+    lse = torch.empty(5, 3, requires_grad=True)
+    for given, sentence in (
+        ({"out": prefill.q[..., :32]}, "q must be outside of out, which is written while it is read"),
+        ({"out": there}, "out must be outside of the workspace, which is written while it is needed"),
+        ({"lse": there.view(-1)[:30].view(torch.float32).view(5, 3)}, "lse must be outside of the workspace"),
+        ({"lse": lse}, "lse must be without requires_grad"),
+    ):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"MlaContextAttention: {sentence}"):
+            prefill.run(attention, **given)
+    prefill.q = workspace[: 5 * 3 * 48 * 2].view(BF16).view(5, 3, 48)
+    with pytest.raises(flashinfer.InvalidArgumentError, match="q must be outside of the workspace"):
+        prefill.run(attention)
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+@pytest.mark.parametrize("way", ["fused", "unfused"])
+def test_parameters_need_no_mode_of_their_own(way: str) -> None:
+    """A layer's weight, and what was made from others, outside of `torch.no_grad`."""
+    prefill = Prefill([2, 3], [21, 5], dtype=BF16)
+    prefill.case.weight = torch.nn.Parameter(prefill.case.weight)
+    for t in (prefill.q, prefill.k, prefill.v):
+        t.requires_grad_()
+    attention = prefill.attention(12, way)
+    prefill.plan(attention)
+    results = prefill.run(attention)
+    assert not any(t.requires_grad for t in results)
+    with torch.no_grad():
+        prefill.compare(results)
+
+
+def test_a_step_is_compiled_whole() -> None:
+    prefill = Prefill([2, 3], [21, 5], dtype=BF16)
+    attention = prefill.attention(12, "unfused")
+    prefill.plan(attention)
+    run = torch.compile(attention.run, fullgraph=True, backend="aot_eager")
+    prefill.compare(run(prefill.q, prefill.k, prefill.v, prefill.cache, prefill.case.weight))
 
 
 def test_fused_takes_less_workspace() -> None:

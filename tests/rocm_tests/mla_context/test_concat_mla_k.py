@@ -126,6 +126,15 @@ def test_names_and_signature_are_flashinfers() -> None:
     assert answers == {"native": None, "reference": None}
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_nothing_is_recorded_for_autograd(backend: str) -> None:
+    case = ConcatCase(2, 2, 16, 8, torch.float16)
+    parts = case.nope.clone().requires_grad_(), case.rope.clone().requires_grad_()
+    flashinfer.concat_mla_k(case.k, *parts, backend=backend)
+    assert not case.k.requires_grad
+    case.compare()
+
+
 def test_mixed_dtypes_are_refused() -> None:
     case = ConcatCase(2, 2, 16, 8, torch.float16)
     with pytest.raises(ValueError, match=r"concat_mla_k: k_rope must be of k's dtype and device, torch\.float16 on"):

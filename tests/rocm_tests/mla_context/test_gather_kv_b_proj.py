@@ -48,6 +48,39 @@ def test_an_fp8_cache_keeps_a_wide_weight() -> None:
     assert error * 5 < (cast - want)[..., : case.nope].abs().mean()
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1)], ids=str)
+def test_one_scale_of_any_shape(shape: tuple[int, ...]) -> None:
+    case = Case([7, 3], kv_dtype=OCP, dtype=torch.bfloat16)
+    case.kv_scale = torch.full(shape, 0.5)
+    case.check("reference")
+
+
+def test_a_weight_that_is_a_parameter() -> None:
+    case = Case([5, 9])
+    case.weight = torch.nn.Parameter(case.weight)
+    assert not any(t.requires_grad for t in case.check("reference"))
+
+
+def test_results_in_memory_that_is_read_or_written_are_refused() -> None:
+    """Values that begin inside the keys, and either inside the cache; side by side they are taken."""
+    case = Case([5, 9])
+    both = torch.empty(14, 3, 80)
+    case.cache = case.cache.contiguous()
+    inside = case.cache.view(-1)
+    keys, values = (14, 3, 48), (14, 3, 32)
+    for k, v, sentence in (
+        (both[..., :48], both[..., 40:72], "v_out must be outside of k_out"),
+        (inside[: 14 * 144].view(keys), torch.empty(values), "kv_cache must be outside of k_out"),
+        (torch.empty(keys), inside[-14 * 96 :].view(values), "kv_cache must be outside of v_out"),
+    ):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"gather_kv_b_proj: {sentence}"):
+            flashinfer.gather_kv_b_proj(*case.arguments, k, v)  # type: ignore[arg-type]
+    k, v = both[..., :48], both[..., 48:]
+    flashinfer.gather_kv_b_proj(*case.arguments, k, v)  # type: ignore[arg-type]
+    for got, want in zip((k, v), case.expected(), strict=True):
+        assert_close(got, want)
+
+
 def test_more_rows_than_tokens() -> None:
     case = Case([5, 9])
     for got in case.check("reference", spare=6):

@@ -156,6 +156,12 @@ def test_lengths_may_be_tensors(dtype: torch.dtype, stride: int) -> None:
     assert shown(plan) == [(0, [5, 9], False)]
 
 
+def test_no_requests_under_another_default_device() -> None:
+    with torch.device("meta"):
+        plan = MlaContextPlanner(64, 4, CPU).plan([0], [], torch.zeros(0, 0, dtype=torch.int32, device=CPU), 9)
+    assert (plan.steps, plan.qo_indptr.tolist()) == ((), [0])
+
+
 GOOD: dict[str, Any] = {"qo_indptr": [0, 1, 2], "context_lens": [5, 9], "num_pages": 99}
 
 
@@ -170,6 +176,8 @@ GOOD: dict[str, Any] = {"qo_indptr": [0, 1, 2], "context_lens": [5, 9], "num_pag
         (64, {"context_lens": [5, 9.5]}, "context_lens must be a list, or a 1-D int32 or int64 tensor, got list: "),
         (64, {"context_lens": [5, 2**63]}, "context_lens must be a list, or a 1-D int32 or int64 tensor, got list: "),
         (64, {"context_lens": "ab"}, "context_lens must be a list, or a 1-D int32 or int64 tensor, got str"),
+        (64, {"context_lens": b"16 bytes of text"}, "context_lens must be a list, or a 1-D int32 or int64 tensor, got"),
+        (64, {"qo_indptr": torch.zeros(3, device="meta").int()}, "qo_indptr must be on the host or on cpu, got meta"),
         (64, {"context_lens": None}, "context_lens must be a list, or a 1-D int32 or int64 tensor, got NoneType"),
         # What would be other lengths in 32 bits.
         (
