@@ -6,8 +6,9 @@ Cold cache, random pages, bf16, 512 + 64 wide. Modes:
 
   attn   `run()` for each shape, against the read floor: a kernel that reads the same rows through the same page table
          once; at many heads against a matrix product of as many operations, if that takes longer
-  cat    the copy that makes one buffer of two caches, for the part of the pool that is in use
-  plan   host time of `plan()` with metadata on the device and on the host, of `run()`, and of `mla_kv_view()`
+  cat    the copy that makes one buffer of two caches, for the part of the pool that is in use; of the first shape
+  plan   host time of `plan()` with metadata on the device and on the host, of `run()`, and of `mla_kv_view()`; of the
+         first shape
   pool   `run()` at a fixed batch of 8 x 1024 tokens while the pool around it grows: the time must not
 
 Bytes are those that the chosen path moves: queries, keys and values once, results; with --separate on a backend that
@@ -100,7 +101,9 @@ class Step:
 
     def bytes_moved(self) -> int:
         rows = self.case.batch * self.case.kv_len * ROW_BYTES
-        copy = 2 * rows if self.case.separate and self.chosen in COMBINED else 0
+        # Of whole pages: where a request ends in its last one only the device knows.
+        copied = self.metadata[2].numel() * self.case.page_size * ROW_BYTES
+        copy = 2 * copied if self.case.separate and self.chosen in COMBINED else 0
         return rows + self.q.nbytes + self.out.nbytes + copy
 
 
@@ -131,8 +134,8 @@ def read_floor(step: Step) -> bench.Timing:
     """The best of some launches of a kernel that reads the batch's rows once."""
     device, case = step.device, step.case
     if device.type != "cuda":
-        rows, ids = step.caches[0], step.metadata[2].long()
-        return timed(lambda _: rows[ids].sum(), device)
+        ids = step.metadata[2].long()
+        return timed(lambda _: [rows[ids].sum() for rows in step.caches], device)
     from mla_read_floor import read_rows
 
     pages = step.metadata[2]
@@ -291,6 +294,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help="write a picture of mode attn here (needs matplotlib)")
     options = parser.parse_args()
     # Before the minutes that measuring takes.
+    for name in ("heads", "batch", "kv_len", "page_size"):
+        if min(getattr(options, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be positive, got {min(getattr(options, name))}")
+    for path in (options.json, options.plot):
+        if path and not path.parent.is_dir():
+            parser.error(f"there is no folder {path.parent} to write {path.name} into")
     if options.plot and "attn" not in options.mode:
         parser.error("--plot draws what --mode attn measures")
     if options.plot and importlib.util.find_spec("matplotlib") is None:
