@@ -7,8 +7,11 @@ from __future__ import annotations
 import torch
 
 from flashinfer.core import mla_plan
+from flashinfer.core.checks import require_tensor
+from flashinfer.mla_arguments import score_scale
 from flashinfer.mla_wrapper import BatchMLAPagedAttentionWrapper, results
 from flashinfer.ops import mla as ops
+from flashinfer.planned import scale_of
 
 __all__ = ["BatchMLAPagedAttentionWrapper", "mla_kv_view", "mla_paged_attention"]
 
@@ -30,13 +33,31 @@ def mla_kv_view(ckv_cache: torch.Tensor, kpe_cache: torch.Tensor) -> torch.Tenso
     torch.Tensor or None
         `[pages, page_size, ckv_dim + kpe_dim]` on the memory of both.
 
+    Raises
+    ------
+    InvalidArgumentError
+        For what is no tensor.
+
     Notes
     -----
     No graph of `torch.compile` holds this: which caches are one buffer is known when it is called, and two pairs of the
     same shapes and strides may differ in it. A graph ends before the call and another begins behind it; with
     `fullgraph=True` the compiler raises, quoting a sentence of this package's.
     """
-    return mla_plan.mla_kv_view(ckv_cache, kpe_cache)
+    try:
+        view = mla_plan.mla_kv_view(ckv_cache, kpe_cache)
+    except RuntimeError:
+        # What is no tensor torch refuses in words of its own. Looked at afterwards: the answer costs 2 us.
+        _require_caches(ckv_cache, kpe_cache)
+        raise
+    if view is None:
+        _require_caches(ckv_cache, kpe_cache)
+    return view
+
+
+def _require_caches(ckv_cache: torch.Tensor, kpe_cache: torch.Tensor) -> None:
+    for name, cache in (("ckv_cache", ckv_cache), ("kpe_cache", kpe_cache)):
+        require_tensor("mla_kv_view", name, cache)
 
 
 def mla_paged_attention(
@@ -73,7 +94,8 @@ def mla_paged_attention(
     qo_indptr, kv_indptr
         `[batch_size + 1]` int32 or int64, where each request's queries, and its pages in `kv_indices`, begin.
     kv_indices
-        `[>= kv_indptr[-1]]` int32 or int64, page ids.
+        `[>= kv_indptr[-1]]` int32 or int64, page ids. The reference refuses one out of range; kernels take them as they
+        are, and read other memory there.
     kv_len_arr
         `[batch_size]` int32 or int64, tokens of each request, its new ones included.
     causal
@@ -101,10 +123,11 @@ def mla_paged_attention(
         For shapes, dtypes or devices that do not fit, or a request that contradicts its pages.
     """
     needs_lse = return_lse or lse is not None
+    scales = scale_of(mla_plan.OP, "ckv_scale", ckv_scale), scale_of(mla_plan.OP, "kpe_scale", kpe_scale)
     out, lse = results(q_nope, out, lse)
     ops.mla_paged_attention(
         *(q_nope, q_pe, ckv_cache, kpe_cache, qo_indptr, kv_indptr, kv_indices, kv_len_arr),
-        *(causal, float(sm_scale), float(ckv_scale), float(kpe_scale), needs_lse),
+        *(causal, score_scale(mla_plan.OP, sm_scale), *scales, needs_lse),
         *(0, False),
         *(None, 0, 0, None),
         *(out, lse),

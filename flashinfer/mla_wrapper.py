@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import torch
 
+from flashinfer import mla_arguments
 from flashinfer.core import aiter_install, mla_plan
 from flashinfer.core.checks import INDEX_DTYPES, describe, fail, refuse_extras
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.core.metadata import Fetch, on_host
 from flashinfer.core.mla_plan import HostPlan, Shape
 from flashinfer.ops import mla as ops
+from flashinfer.planned import scale_of
 
 WRAPPER = "BatchMLAPagedAttentionWrapper"
 # As FlashInfer's. 8 words an item: a plan of more than 250,000 items needs more, and gets it unless a graph holds it.
@@ -112,6 +114,7 @@ class BatchMLAPagedAttentionWrapper:
         known = (*AUTO_NAMES, *ops.mla_paged_attention.backends)
         if backend not in known:
             fail(WRAPPER, "backend", f"one of {known}", repr(backend))
+        mla_arguments.check_workspace(WRAPPER, float_workspace_buffer)
         self._backend = backend
         self._use_cuda_graph = use_cuda_graph
         self.device = float_workspace_buffer.device
@@ -123,7 +126,7 @@ class BatchMLAPagedAttentionWrapper:
         self._cached_module = _CachedModule(self)
         buffers = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_len_arr": kv_len_arr}
         if use_cuda_graph:
-            self._check_buffers(buffers)
+            mla_arguments.check_buffers(WRAPPER, buffers, self.device)
         self._qo_indptr_buf = qo_indptr
         self._kv_indptr_buf = kv_indptr
         self._kv_indices_buf = kv_indices
@@ -140,18 +143,6 @@ class BatchMLAPagedAttentionWrapper:
         self._scratch_of = float_workspace_buffer, torch.empty(0)
         self._queries = 0, False
         self._sm_scale = 0.0
-
-    def _check_buffers(self, buffers: dict[str, torch.Tensor | None]) -> None:
-        for name, buffer in buffers.items():
-            if buffer is None or buffer.dtype != torch.int32 or buffer.dim() != 1 or not buffer.is_contiguous():
-                fail(WRAPPER, name, "a contiguous 1-D int32 buffer with use_cuda_graph", describe(buffer))
-            if buffer.device != self.device:
-                fail(WRAPPER, name, f"on {self.device}", buffer.device)
-        lens = buffers["kv_len_arr"]
-        for name in ("qo_indptr", "kv_indptr"):
-            indptr = buffers[name]
-            if lens is not None and indptr is not None and indptr.numel() != lens.numel() + 1:
-                fail(WRAPPER, name, f"of length {lens.numel() + 1}, one more than kv_len_arr", indptr.numel())
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -179,6 +170,7 @@ class BatchMLAPagedAttentionWrapper:
         float_workspace_buffer
             The new one. A graph that was captured before keeps using the old one.
         """
+        mla_arguments.check_workspace(WRAPPER, float_workspace_buffer)
         if float_workspace_buffer.device != self.device:
             fail(WRAPPER, "float_workspace_buffer", f"on {self.device}", float_workspace_buffer.device)
         self._float_workspace_buffer = float_workspace_buffer
@@ -223,8 +215,8 @@ class BatchMLAPagedAttentionWrapper:
         qo_indptr, kv_indptr, kv_len_arr
             As in `mla_paged_attention`; host or device, copied.
         kv_indices
-            `[>= kv_indptr[-1]]`. Without graphs the tensor itself is used if it is int32 on the device, and may be
-            written after the plan.
+            `[>= kv_indptr[-1]]`. Without graphs the tensor itself is used if it is int32 on the device and contiguous,
+            and may be written after the plan.
         num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale, q_data_type, kv_data_type
             Of the attention.
         enable_pdl
@@ -261,11 +253,11 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
             )
             planned = _Planned(num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, q_data_type, kv_data_type)
             self._check_sizes(*lists, planned)
-            indices = kv_indices.to(self.device, torch.int32, non_blocking=True)
+            indices = mla_arguments.page_ids(kv_indices, self.device)
         finally:
             values = fetch.wait()
         host = self._cut(values, planned, kv_indices.numel())
-        self._take(host, planned, float(sm_scale))
+        self._take(host, planned, mla_arguments.score_scale(WRAPPER, sm_scale))
         self._keep_metadata(indices)
 
     def _check_kinds(
@@ -287,9 +279,8 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
         for name, t in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
             if t.numel() != batch + 1:
                 fail(WRAPPER, name, f"of length {batch + 1}, one more than kv_len_arr", t.numel())
-        for name, value in (("num_heads", planned.heads), ("page_size", planned.page_size)):
-            if value < 1:
-                fail(WRAPPER, name, "positive", value)
+        if planned != self._planned:
+            mla_arguments.check_planned(WRAPPER, *planned)
         if self._fixed_batch_size is not None and batch != self._fixed_batch_size:
             fail(
                 *(WRAPPER, "kv_len_arr", f"of length {self._fixed_batch_size}, that of the graph's buffer", batch),
@@ -306,6 +297,9 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
         host = mla_plan.plan(metadata, *arguments, shapes, self.device, op=WRAPPER)
         if indices is not None:
             mla_plan.require(host.total_q, host.total_pages, host.total_q, indices, WRAPPER)
+        into = self._kv_indices_buf
+        if self._use_cuda_graph and into is not None and host.total_pages > into.numel():
+            fail(WRAPPER, "kv_indices", f"of at most {into.numel()} pages, as the graph's buffer", host.total_pages)
         return host
 
     def _plan_again(self, metadata: list[torch.Tensor], heads: int, causal: bool) -> None:
@@ -313,8 +307,15 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
         planned = self._planned
         if planned is None:
             raise NotPlannedError(f"{WRAPPER}: plan() must be called once before its planner")
+        if self._use_cuda_graph and (heads, causal) != (planned.heads, planned.causal):
+            first = f"those of the graph's first plan, {planned.heads} and {planned.causal}"
+            fail(WRAPPER, "num_heads and causal", first, f"{heads} and {causal}")
         planned = planned._replace(heads=heads, causal=causal)
-        self._take(self._cut(metadata, planned, None), planned, self._sm_scale)
+        indices = None if self._kv_indices_buf is None else self._kv_indices_buf.numel()
+        host = self._cut(metadata, planned, indices)
+        if self._fixed_batch_size not in (None, host.batch):
+            fail(WRAPPER, "kv_len_arr", f"of length {self._fixed_batch_size}, that of the graph's buffer", host.batch)
+        self._take(host, planned, self._sm_scale)
 
     def _take(self, host: HostPlan, planned: _Planned, sm_scale: float) -> None:
         """Make a plan the present one, and queue its copy to the int workspace."""
@@ -370,11 +371,7 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
             if buffer is not None and buffer.data_ptr() != view.data_ptr():
                 buffer.copy_(view)
         into, host = self._kv_indices_buf, self._host
-        if into is None or host is None:
-            return
-        if host.total_pages > into.numel():
-            fail(WRAPPER, "kv_indices", f"of at most {into.numel()} pages, as the graph's buffer", host.total_pages)
-        if into.data_ptr() != indices.data_ptr():
+        if into is not None and host is not None and into.data_ptr() != indices.data_ptr():
             into[: host.total_pages].copy_(indices[: host.total_pages], non_blocking=True)
 
     def run(
@@ -447,12 +444,13 @@ skip_softmax_threshold_scale_factor, bmm1_scale, bmm2_scale
         if planned is None or shape is None or indices is None:
             raise NotPlannedError(f"{WRAPPER}: plan() must be called before run()")
         needs_lse = return_lse or lse is not None
+        scales = scale_of(WRAPPER, "ckv_scale", ckv_scale), scale_of(WRAPPER, "kpe_scale", kpe_scale)
         out, lse = results(q_nope, out, lse)
         self._check_run(planned, q_nope, q_pe, ckv_cache, kpe_cache)
         qo_indptr, kv_indptr, lens, _, schedule = self._views
         ops.mla_paged_attention(
             *(q_nope, q_pe, ckv_cache, kpe_cache, qo_indptr, kv_indptr, indices, lens),
-            *(planned.causal, self._sm_scale, float(ckv_scale or 1.0), float(kpe_scale or 1.0), needs_lse),
+            *(planned.causal, self._sm_scale, *scales, needs_lse),
             *self._queries,
             *(schedule, shape.rows_per_item, shape.workers, self._scratch(shape, planned)),
             *(out, lse),
@@ -483,6 +481,8 @@ skip_softmax_threshold_scale_factor, bmm1_scale, bmm2_scale
             ("ckv_cache", ckv_cache, (planned.page_size, planned.head_dim_ckv), planned.kv_dtype),
             ("kpe_cache", kpe_cache, (planned.page_size, planned.head_dim_kpe), planned.kv_dtype),
         ):
+            if not isinstance(t, torch.Tensor):
+                fail(WRAPPER, name, "a tensor", describe(t))
             if t.dim() == 4:
                 fail(WRAPPER, name, "3-D", describe(t), f"pass {name}.squeeze() of the axis of length 1")
             if t.dim() != 3 or t.shape[1:] != shape:

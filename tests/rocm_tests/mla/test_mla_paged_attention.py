@@ -133,3 +133,14 @@ def test_bad_metadata_is_named() -> None:
         table = {"qo_indptr": qo, "kv_indptr": kv, "kv_indices": indices, "kv_len_arr": lens, **changes}
         with pytest.raises(flashinfer.InvalidArgumentError, match=f"^mla_paged_attention: .*{sentence}"):
             flashinfer.mla_paged_attention(*case.queries, *case.caches, *table.values(), causal=False, sm_scale=1.0)
+
+
+def test_scales_that_are_no_numbers_are_named() -> None:
+    case = Case([1], [5])
+    for change, sentence in (
+        ({"sm_scale": None}, "sm_scale must be a number, got None"),
+        ({"ckv_scale": "x"}, "ckv_scale must be a number, got 'x'"),
+        ({"kpe_scale": torch.ones(2)}, "kpe_scale must be a number, got float32"),
+    ):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"^mla_paged_attention: {sentence}"):
+            case.call(**change)

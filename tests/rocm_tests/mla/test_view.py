@@ -94,6 +94,18 @@ def test_the_fake_answers_alike(name: str) -> None:
         assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
 
 
+def test_what_is_no_tensor_is_named() -> None:
+    """Not answered with None, which stands for two buffers."""
+    t = pool(5, 4, 576)
+    for pair, sentence in (
+        ((t, None), "kpe_cache must be a tensor, got NoneType"),
+        (([1], t), "ckv_cache must be a tensor, got list"),
+        ((t.float().numpy(), t), "ckv_cache must be a tensor, got ndarray"),
+    ):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"^mla_kv_view: {sentence}"):
+            flashinfer.mla_kv_view(*pair)
+
+
 def sum_of_rows(ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor:
     rows = flashinfer.mla_kv_view(ckv, kpe)
     return -ckv.sum() if rows is None else rows.sum()

@@ -136,6 +136,47 @@ def test_a_graph_wrapper_keeps_what_was_captured() -> None:
             case.plan(wrapper)
 
 
+def test_a_graph_keeps_its_plan_when_another_is_refused() -> None:
+    """A graph that is replayed after the refusal reads the old schedule with the old page ids."""
+    case = Case([1, 1], [5, 6])
+    wrapper = graph_wrapper(2, 10)
+    case.plan(wrapper)
+    expected = case.run(wrapper)
+    held = [t.clone() for t in (wrapper._int_workspace_buffer, wrapper._kv_indices_buf, wrapper._kv_len_arr_buf)]
+    workspaces = wrapper._float_workspace_buffer, wrapper._int_workspace_buffer, torch.empty(0)
+    for other, heads, sentence in (
+        (Case([1, 1], [40, 1]), 4, "kv_indices must be of .*got 1[01]"),
+        (Case([1], [5]), 4, "kv_len_arr must be of length 2, that of the graph's buffer, got 1"),
+        (case, 8, "num_heads and causal must be those of the graph's first plan, 4 and False, got 8 and False"),
+    ):
+        qo, kv, _, lens = other.metadata
+        calls = [functools.partial(wrapper._cached_module.plan, *workspaces, qo, kv, lens, heads, 64, False)]
+        if heads == 4:
+            calls.append(functools.partial(other.plan, wrapper))
+        for call in calls:
+            with pytest.raises(flashinfer.InvalidArgumentError, match=sentence):
+                call()
+        now = (wrapper._int_workspace_buffer, wrapper._kv_indices_buf, wrapper._kv_len_arr_buf)
+        for got, want in zip(now, held, strict=True):
+            assert_equal_bits(got, want)
+        assert_equal_bits(case.run(wrapper)[0], expected[0])
+
+
+def test_page_ids_of_any_integer_tensor() -> None:
+    """Strided ones are copied; of 64 bits 2^32 + 5 is not page 5, and behind the batch anything may be."""
+    case = Case([1, 2], [18, 4])
+    qo, kv, indices, lens = case.metadata
+    shape = 4, 64, 16, 4, False, SCALE, torch.float32, torch.float32
+    wrapper, used = case.wrapper(), int(kv[-1])
+    beyond = torch.cat((indices[:used].long(), torch.tensor([2**40, -(2**40)])))
+    for given in (indices.repeat_interleave(2)[::2], beyond):
+        wrapper.plan(qo, kv, given, lens, *shape)
+        case.compare(case.run(wrapper))
+    wrapper.plan(qo, kv, indices.long() + 2**32, lens, *shape)
+    with pytest.raises(flashinfer.InvalidArgumentError, match=r"kv_indices must be page ids in \[0, 9\), got"):
+        case.run(wrapper)
+
+
 def test_an_engine_may_replace_plan_by_the_modules_planner() -> None:
     """SGLang calls `_cached_module.plan` with 9 positional arguments, drops what it returns, and runs on."""
 
@@ -189,6 +230,8 @@ def test_what_was_not_planned_is_refused() -> None:
             (q, qr, ckv.reshape(P * 16, 1, 64), kpe),
             rf"ckv_cache must be of shape \[\*, 16, 64\] .*got \[{P * 16}, 1, 64\]",
         ),
+        ((q, None, ckv, kpe), "q_pe must be a tensor, got NoneType"),
+        ((q, qr, ckv, [kpe]), "kpe_cache must be a tensor, got list"),
         ((q, qr, ckv[:, :8], kpe), rf"ckv_cache must be of shape \[\*, 16, 64\] as planned, got \[{P}, 8, 64\]"),
         ((q, qr, ckv, kpe[..., :8]), rf"kpe_cache must be of shape \[\*, 16, 16\] as planned, got \[{P}, 16, 8\]"),
         ((q, qr, ckv, kpe[1:]), rf"kpe_cache must be of ckv_cache's pages \[{P}, 16\], got \[{P - 1}, 16\]"),
@@ -200,6 +243,13 @@ def test_what_was_not_planned_is_refused() -> None:
     ):
         with pytest.raises(flashinfer.InvalidArgumentError, match=sentence):
             wrapper.run(*arguments)
+    for scale, sentence in (
+        ({"ckv_scale": 0.0}, "ckv_scale must be positive, got 0.0"),
+        ({"kpe_scale": "1"}, "kpe_scale must be a number, got '1'"),
+        ({"kpe_scale": torch.ones(2)}, r"kpe_scale must be a number, got float32\[2\] on cpu"),
+    ):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"Wrapper: {sentence}"):
+            wrapper.run(*case.queries, *case.caches, **scale)
 
 
 def test_bad_plans_are_named() -> None:
@@ -215,8 +265,20 @@ def test_bad_plans_are_named() -> None:
     ):
         with pytest.raises(flashinfer.InvalidArgumentError, match=f"BatchMLAPagedAttentionWrapper: {sentence}"):
             case.wrapper().plan(*metadata, *shape)
-    with pytest.raises(flashinfer.InvalidArgumentError, match="num_heads must be positive, got 0"):
-        case.wrapper().plan(*case.metadata, 0, *shape[1:])
+    for at, value, sentence in (
+        (0, 0, "num_heads must be an integer from 1 to 2147483647, got 0"),
+        (0, 4.0, "num_heads must be an integer, got 4.0"),
+        (1, "64", "head_dim_ckv must be an integer, got '64'"),
+        (2, -1, "head_dim_kpe must be an integer from 0 to 2147483647, got -1"),
+        (3, None, "page_size must be an integer, got None"),
+        (4, "causal", "causal must be True or False, got 'causal'"),
+        (5, None, "sm_scale must be a number, got None"),
+        (5, NAN, "sm_scale must be finite, got nan"),
+        (6, "float32", "q_data_type must be a torch.dtype, got 'float32'"),
+        (7, None, "kv_data_type must be a torch.dtype, got None"),
+    ):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"BatchMLAPagedAttentionWrapper: {sentence}"):
+            case.wrapper().plan(*case.metadata, *shape[:at], value, *shape[at + 1 :])
 
 
 @pytest.mark.parametrize(
@@ -265,7 +327,24 @@ def test_graph_buffers_are_checked() -> None:
     for change, sentence in (
         ({"kv_len_arr": None}, "kv_len_arr must be a contiguous 1-D int32 buffer with use_cuda_graph, got NoneType"),
         ({"kv_len_arr": torch.zeros(2)}, "kv_len_arr must be a contiguous 1-D int32 buffer"),
+        ({"kv_len_arr": [0, 0]}, "kv_len_arr must be a contiguous 1-D int32 buffer with use_cuda_graph, got list"),
+        ({"kv_len_arr": good["kv_indptr"][1:]}, "kv_len_arr must be of memory of its own, apart from kv_indptr"),
         ({"kv_len_arr": torch.zeros(5, dtype=torch.int32)}, "qo_indptr must be of length 6, one more than kv_len_arr"),
     ):
         with pytest.raises(flashinfer.InvalidArgumentError, match=sentence):
             Wrapper(workspace, use_cuda_graph=True, **good, **change)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "sentence"),
+    [
+        (None, "a contiguous tensor, got NoneType"),
+        (torch.empty(4096, 64).t(), r"a contiguous tensor, got float32\[64, 4096\]"),
+        (torch.empty(1 << 20, dtype=torch.uint8)[1:], "aligned to 4 bytes, got address 0x"),
+    ],
+    ids=["none", "transposed", "odd"],
+)
+def test_workspaces_that_cannot_be_used_are_refused_at_once(buffer: torch.Tensor, sentence: str) -> None:
+    for take in (Wrapper, Case([], []).wrapper().reset_workspace_buffer):
+        with pytest.raises(flashinfer.InvalidArgumentError, match=f"float_workspace_buffer must be {sentence}"):
+            take(buffer)
