@@ -50,7 +50,7 @@ class Server:
         from flashinfer.integrations.vllm.nixl.stats import PageStats
 
         self.query_tokens = 0
-        self.converted = {"pages": 0, "bytes": 0}
+        self.converted = {"pages": 0, "bytes": 0, "staged": 0}
         build = PagedMetadataBuilder.build
 
         def counted(builder: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,6 +67,13 @@ class Server:
             record(stats, pages, page_bytes, seconds)
 
         PageStats.record_conversion = summed
+        record_staged = PageStats.record_staged
+
+        def staged(stats: Any, pages: int) -> None:
+            self.converted["staged"] += pages
+            record_staged(stats, pages)
+
+        PageStats.record_staged = staged
         transfer = setup.pop("transfer", None)
         if transfer is not None:
             setup["kv_transfer_config"] = KVTransferConfig(**transfer)
@@ -129,6 +136,7 @@ class Server:
             "layout": self.engine.vllm_config.cache_config.kv_cache_layout,
             "kinds": [page.kind for page in worker._pages.formats.values()],
             "converted": self.converted,
+            "slots taken": 0 if worker._staging is None else worker._staging.slots.count - worker._staging.slots.free,
         }
 
 

@@ -164,6 +164,8 @@ class EngineProcess:
         os.close(handle)
         self._printed = Path(name)
         environment = {"FLASHINFER_VLLM_PAGES": pages, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.port)}
+        if "layout" in setup:
+            environment["VLLM_KV_CACHE_LAYOUT"] = setup.pop("layout")
         self._say({"setup": setup, "environment": environment, "printed": name})
         self.pid: int = self._answer(ANSWER_S)
         self._is_ready = False

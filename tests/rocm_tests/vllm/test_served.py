@@ -320,21 +320,34 @@ def test_pushed(nursery: Any, tmp_path: Path) -> None:
             assert decoder.ask("connector")["converted"]["pages"] == pages
 
 
-def test_larger_pages(nursery: Any, tmp_path: Path) -> None:
-    """Two pages of the prefill become one of the decoder."""
+@pytest.mark.parametrize("layout", ["LBHNC", "LHBNC"])
+def test_larger_pages(nursery: Any, tmp_path: Path, layout: str) -> None:
+    """Two pages of the prefill become one of the decoder: in its place, or by way of staging memory into planes."""
     from rocm_tests.vllm import served
 
     model = served.make_model(tmp_path, num_kv_heads=3)
     ports = served.free_ports(2)
     prefill = served.EngineProcess(nursery, tmp_path, "standard", "kv_producer", ports[0], block_size=16)
-    decoder = served.EngineProcess(nursery, tmp_path, "shuffled", "kv_consumer", ports[1], block_size=32)
+    larger: dict[str, Any] = {"block_size": 32, "layout": layout, "enable_prefix_caching": True}
+    decoder = served.EngineProcess(nursery, tmp_path, "shuffled", "kv_consumer", ports[1], **larger)
     with served.killing(prefill, decoder):
         prefill.ready()
         decoder.ready()
+        pages = 0
         for length in LENGTHS:
             prompt = prompt_of(length)
             decoder.ask("state")
             done = decoder.run(f"d-{length}", prompt, COUNT, prefill.prefill(f"p-{length}", prompt))
             assert done["tokens"] == served.greedy(model, prompt, COUNT), length
             assert decoder.ask("state")["query_tokens"] == COUNT
-        assert decoder.ask("connector")["refusal"] == ""
+            pages += -(-length // 32)
+        # The last prompt goes on: six of its pages are here, and two are read.
+        prompt = prompt[:192] + prompt_of(41)
+        done = decoder.run("longer", prompt, COUNT, prefill.prefill("p-longer", prompt))
+        assert done["tokens"] == served.greedy(model, prompt, COUNT)
+        found = decoder.ask("connector")
+        assert found["refusal"] == ""
+        assert found["layout"] == layout
+        assert found["converted"]["pages"] == pages + 2
+        assert found["converted"]["staged"] == (pages + 2 if layout == "LHBNC" else 0)
+        assert found["slots taken"] == 0

@@ -150,6 +150,26 @@ def test_a_local_prefix_is_not_read_again(engines: Any, pair: Any) -> None:
     assert free(decoder) == BLOCKS
 
 
+def test_layers_are_told_apart_by_name(engines: Any, fleet: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache group lists its layers as the model was made, and vLLM its regions by name."""
+    prefill, decoder, values = pair
+    caches_of = engines.Engine._kv_caches
+
+    def listed_backwards(engine: Any) -> Any:
+        config, views = caches_of(engine)
+        group = config.kv_cache_groups[0]
+        group.layer_names = group.layer_names[::-1]
+        return config, views
+
+    monkeypatch.setattr(engines.Engine, "_kv_caches", listed_backwards)
+    backwards = fleet.get(dataclasses.replace(decoder.setup, blocks=12))
+    worker = backwards.worker()
+    assert list(worker._pages.formats) == worker.region_names[::-2]
+    assert engines.pull(prefill, backwards, "layers").arrived
+    assert staged(backwards) == [3]
+    assert torch.equal(backwards.read(LOCAL), values[:, list(REMOTE)])
+
+
 def test_without_enough_slots_a_request_is_read_straight_and_counted(
     engines: Any, fleet: Any, pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,3 +324,14 @@ def test_who_has_staging(engines: Any, fleet: Any) -> None:
     large = dataclasses.replace(planes, kv_heads=8, head_dim=128, layers=20, blocks=2, stage=1)
     with pytest.raises(ValueError, match='"stage_kv_pages" must hold a page of all layers, 1310720 bytes, got 1 MiB'):
         fleet.get(large)
+
+
+def test_memory_that_is_not_there_is_refused_by_name(engines: Any, fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashinfer.integrations.vllm.nixl import staging_mixin
+
+    def no_memory(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(staging_mixin, "Staging", no_memory)
+    with pytest.raises(ValueError, match='"stage_kv_pages" must fit into the memory beside the KV cache, got 0 MiB'):
+        fleet.get(engines.Setup(backend=engines.Shuffled, layout=engines.PLANES, stage=1))

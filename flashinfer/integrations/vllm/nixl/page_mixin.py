@@ -345,7 +345,8 @@ class PageFormatMixin(StagingMixin):
     # What was received.
 
     def _prepare_conversion(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        caches = [kv_caches[name] for name in self._pages.formats]
+        # In the order of the regions, and so of what lands in staging: vLLM sorts them by name, but not its layers.
+        caches = [kv_caches[name] for name in self.region_names[::2]]
         blocks = {cache.shape[0] for cache in caches}
         if blocks != {self.num_blocks}:
             raise InvalidArgumentError(
