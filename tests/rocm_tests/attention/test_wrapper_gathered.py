@@ -164,8 +164,8 @@ def test_a_plan_past_the_wrapper_reads_pages_where_they_are() -> None:
 
 def test_when_it_is_worth_it() -> None:
     def worth(q_lens: list[int], pages: list[int], group: int = 4, causal: bool = False, window_left: int = -1) -> bool:
-        qo, kv = ([0, *torch.tensor(lens).cumsum(0).tolist()] for lens in (q_lens, pages))
-        batch = measure("test", qo, kv, [16] * len(pages), 16, "kv_indptr")
+        qo, kv = (torch.tensor([0, *lens]).cumsum(0).int() for lens in (q_lens, pages))
+        batch = measure("test", qo, kv, torch.full((len(pages),), 16).int(), 16, "kv_indptr")
         return dense_kv.worth_gathering(batch, group, causal, window_left)
 
     assert worth([128], [100])
