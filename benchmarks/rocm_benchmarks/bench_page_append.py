@@ -130,7 +130,7 @@ def run_case(case: Case, device: torch.device, environment: dict[str, str], emit
     for column, name in BACKENDS.items():
         record = {**dataclasses.asdict(case), "cache": str(case.cache), "backend": column}
         if reason := absent(function, arguments, scales, name):
-            emit(json.dumps({"bench": "append", **record, "absent": reason}))
+            emit(json.dumps({"benchmark": "append", "case": record, "absent": reason}))
             lines.append(f"{case.name:<34} {column:<7} absent: {reason}")
             continue
 
