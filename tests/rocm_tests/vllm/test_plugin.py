@@ -30,24 +30,39 @@ def worker(**changes: tuple[str, ...] | None) -> type:
     return type("Worker", (), members)
 
 
-METADATA = dataclasses.make_dataclass("Metadata", internals.METADATA_FIELDS)
+def records(**gone: str) -> list[type]:
+    """Dataclasses with the fields that are leaned on, but for one each of those that are named."""
+    return [
+        dataclasses.make_dataclass(name, [field for field in fields if field != gone.get(name)])
+        for name, fields in internals.FIELDS.items()
+    ]
+
+
+def topology(**changes: tuple[str, ...] | None) -> type:
+    methods = {**internals.TOPOLOGY_METHODS, **changes}
+    return type("Topology", (), {name: _method(takes) for name, takes in methods.items() if takes is not None})
 
 
 def test_a_release_that_fits_is_taken() -> None:
-    internals.check_release("0.33.0", worker(), METADATA)
-    internals.check_release("0.33.2+rocm", worker(), METADATA)
+    internals.check_release("0.33.0", worker(), topology(), records())
+    internals.check_release("0.33.2+rocm", worker(), topology(), records())
 
 
 def test_all_that_moved_is_listed() -> None:
     other = worker(shutdown=None, add_remote_agent=("metadata",))
-    fewer = dataclasses.make_dataclass("Metadata", [f for f in internals.METADATA_FIELDS if f != "region_names"])
+    ranks = topology(get_engine_info=None, block_size_ratio=("remote_engine_id",))
+    fewer = records(NixlAgentMetadata="region_names", ReadSpec="local_block_ids", TPMapping="all_source_ranks")
     with pytest.raises(BackendUnavailableError) as caught:
-        internals.check_release("0.34.0", other, fewer)
+        internals.check_release("0.34.0", other, ranks, fewer)
     for sentence in (
         "vllm is 0.34.0, tested with 0.33",
         "Worker.shutdown is gone",
         "Worker.add_remote_agent takes ('metadata',), not ('nixl_agent_meta',",
-        "Metadata.region_names is gone",
+        "Topology.get_engine_info is gone",
+        "Topology.block_size_ratio takes ('remote_engine_id',), not ('remote_block_size',)",
+        "NixlAgentMetadata.region_names is gone",
+        "ReadSpec.local_block_ids is gone",
+        "TPMapping.all_source_ranks is gone",
         "use vLLM 0.33.x, or vLLM's own connector",
     ):
         assert sentence in str(caught.value)
@@ -67,10 +82,13 @@ def test_state_and_regions_are_checked() -> None:
 @pytest.mark.vllm
 def test_this_vllm_fits(engines: Any) -> None:
     import vllm
+    from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata
 
-    internals.check_release(vllm.__version__, NixlBaseConnectorWorker, NixlAgentMetadata)
+    from flashinfer.integrations.vllm.nixl.page_mixin import RECORDS
+
+    assert [record.__name__ for record in RECORDS] == list(internals.FIELDS)
+    internals.check_release(vllm.__version__, NixlBaseConnectorWorker, TransferTopology, RECORDS)
 
 
 @pytest.mark.vllm

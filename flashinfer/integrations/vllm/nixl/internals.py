@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashinfer.core.errors import BackendUnavailableError
 
@@ -69,21 +69,38 @@ PULL_METHODS = {
     ),
 }
 
-METADATA_FIELDS = (
-    "engine_id",
-    "agent_metadata",
-    "kv_caches_base_addr",
-    "block_lens",
-    "block_strides",
-    "kv_cache_layout",
-    "block_size",
-    "physical_blocks_per_logical_kv_block",
-    "attn_backend_name",
-    "region_num_blocks",
-    "region_group_ids",
-    "region_names",
-    "region_mem_types",
-)
+# ... and those that are called of what knows the ranks of both sides.
+TOPOLOGY_METHODS = {
+    "block_size_ratio": ("remote_block_size",),
+    "get_engine_info": ("remote_engine_id", "remote_pp_rank"),
+    "handshake_target_ranks": ("remote_tp_size", "remote_dcp_size"),
+}
+
+# Fields that are read or replaced, by the name of their dataclass.
+FIELDS = {
+    "NixlAgentMetadata": (
+        "engine_id",
+        "agent_metadata",
+        "kv_caches_base_addr",
+        "block_lens",
+        "block_strides",
+        "kv_cache_layout",
+        "block_size",
+        "physical_blocks_per_logical_kv_block",
+        "attn_backend_name",
+        "region_num_blocks",
+        "region_group_ids",
+        "region_names",
+        "region_mem_types",
+    ),
+    "NixlHandshakePayload": ("agent_metadata_bytes", "compatibility_hash"),
+    "TransferTopology": ("total_num_kv_heads",),
+    "EngineTransferInfo": ("remote_block_size", "remote_physical_blocks_per_logical"),
+    "TPMapping": ("source_ranks_per_group", "all_source_ranks", "rank_to_attention_slot"),
+    "ReadSpec": ("remote_rank", "local_block_ids", "block_ids_by_region"),
+    "ReqMeta": ("local_block_ids", "local_physical_block_ids", "local_num_computed_blocks", "remote"),
+    "RemoteMeta": ("block_ids", "engine_id"),
+}
 
 # One entry for each region, filled before the local descriptors are made.
 REGION_LISTS = (
@@ -142,7 +159,13 @@ STATE = (
 )
 
 
-def check_release(version: str, worker: type, metadata: type, methods: Mapping[str, tuple[str, ...]] = METHODS) -> None:
+def check_release(
+    version: str,
+    worker: type,
+    topology: type,
+    records: Iterable[type],
+    methods: Mapping[str, tuple[str, ...]] = METHODS,
+) -> None:
     """Refuse a vLLM whose classes are not those that the connector was written against.
 
     Parameters
@@ -151,8 +174,10 @@ def check_release(version: str, worker: type, metadata: type, methods: Mapping[s
         `vllm.__version__`.
     worker
         The stock worker class that is subclassed.
-    metadata
-        vLLM's `NixlAgentMetadata`.
+    topology
+        vLLM's `TransferTopology`.
+    records
+        vLLM's dataclasses of the names in `FIELDS`.
     methods
         Methods of `worker`, with their parameters.
 
@@ -162,17 +187,22 @@ def check_release(version: str, worker: type, metadata: type, methods: Mapping[s
         With all that moved.
     """
     moved = [] if version.startswith(f"{TESTED}.") else [f"vllm is {version}, tested with {TESTED}"]
+    moved += [*_moved_methods(worker, methods), *_moved_methods(topology, TOPOLOGY_METHODS)]
+    for record in records:
+        fields = {field.name for field in dataclasses.fields(record)}
+        moved += [f"{record.__name__}.{name} is gone" for name in FIELDS[record.__name__] if name not in fields]
+    _refuse(moved)
+
+
+def _moved_methods(owner: type, methods: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     for name, parameters in methods.items():
-        method = inspect.getattr_static(worker, name, None)
+        method = inspect.getattr_static(owner, name, None)
         if method is None:
-            moved.append(f"{worker.__name__}.{name} is gone")
+            yield f"{owner.__name__}.{name} is gone"
             continue
         found = tuple(inspect.signature(method).parameters)[1:]
         if found != parameters:
-            moved.append(f"{worker.__name__}.{name} takes {found}, not {parameters}")
-    fields = {field.name for field in dataclasses.fields(metadata)}
-    moved += [f"{metadata.__name__}.{name} is gone" for name in METADATA_FIELDS if name not in fields]
-    _refuse(moved)
+            yield f"{owner.__name__}.{name} takes {found}, not {parameters}"
 
 
 def check_state(worker: object) -> None:

@@ -18,15 +18,21 @@ import msgspec
 import torch
 import vllm
 import zmq
-from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+from vllm.distributed.kv_transfer.kv_connector.utils import (
+    EngineTransferInfo,
+    TransferTopology,
+    get_current_attn_backends,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
     GET_META_MSG,
     NixlAgentMetadata,
     NixlHandshakePayload,
+    RemoteMeta,
+    ReqMeta,
     compute_nixl_compatibility_hash,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.tp_mapping import compute_head_offset
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.tp_mapping import ReadSpec, TPMapping, compute_head_offset
 from vllm.platforms import current_platform
 from vllm.utils.network_utils import make_zmq_path, make_zmq_socket
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -57,6 +63,18 @@ if TYPE_CHECKING:
 # Below vLLM's root, so that --log-level and VLLM_LOGGING_CONFIG hold for it.
 logger = logging.getLogger("vllm.flashinfer.nixl")
 
+# Whose fields are read or replaced, here or in the mixins behind.
+RECORDS = (
+    NixlAgentMetadata,
+    NixlHandshakePayload,
+    TransferTopology,
+    EngineTransferInfo,
+    TPMapping,
+    ReadSpec,
+    ReqMeta,
+    RemoteMeta,
+)
+
 # As long as vLLM waits for the same answer.
 _HANDSHAKE_TIMEOUT_MS = 5000
 
@@ -70,7 +88,7 @@ class PageFormatMixin(StagingMixin):
     _LEANED_ON: Mapping[str, tuple[str, ...]] = internals.METHODS
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
-        internals.check_release(vllm.__version__, self._STOCK, NixlAgentMetadata, self._LEANED_ON)
+        internals.check_release(vllm.__version__, self._STOCK, TransferTopology, RECORDS, self._LEANED_ON)
         extra = vllm_config.kv_transfer_config.get_from_extra_config
         self._convert = conversion.knob(extra(conversion.KNOB, False))
         self._staging_bytes = staging.knob(extra(staging.KNOB, None), convert=bool(self._convert))
