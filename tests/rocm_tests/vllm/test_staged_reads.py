@@ -305,6 +305,40 @@ def test_an_engine_that_slept_reads_through_its_staging_again(engines: Any, pair
     assert not worker._registered_descs
 
 
+def test_a_handshake_that_fails_between_two_pieces_keeps_no_handle(
+    engines: Any, fleet: Any, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, decoder, _ = pair
+    wide = fleet.get(engines.Setup(role="kv_producer", tp=2))
+    values = engines.values_of(wide, seed=5)
+    wide.fill(values)
+    worker = decoder.worker()
+    nixl, made, released = worker.nixl_wrapper, [], []
+    prepare, release = nixl.prep_xfer_dlist, nixl.release_dlist_handle
+    memory, fails = worker._staging.memory, [True]
+
+    def prepared(agent: str, rows: Any, **named: Any) -> Any:
+        address = int(rows[0, 0]) if agent == "NIXL_INIT_AGENT" else 0
+        second = memory.data_ptr() < address < memory.data_ptr() + memory.nbytes
+        if second and fails.pop():
+            raise RuntimeError("no handle")
+        handle = prepare(agent, rows, **named)
+        if address:
+            made.append(handle)
+        return handle
+
+    monkeypatch.setattr(nixl, "prep_xfer_dlist", prepared)
+    monkeypatch.setattr(nixl, "release_dlist_handle", lambda handle: released.append(handle) or release(handle))
+    assert engines.pull(wide, decoder, "failed").refused
+    fails.append(False)
+    assert engines.pull(wide, decoder, "arrived").arrived
+    assert staged(decoder) == [3]
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+    worker.shutdown()
+    assert made
+    assert {id(handle) for handle in made} <= {id(handle) for handle in released}
+
+
 def test_who_has_staging(engines: Any, fleet: Any) -> None:
     """Nobody without a use for it: then nothing is listed, prepared or asked for."""
     planes = engines.Setup(backend=engines.Shuffled, layout=engines.PLANES)

@@ -117,14 +117,18 @@ class StagingMixin(LandingMixin):
         key = ("staging", ratio, pieces)
         if key not in self.src_xfer_handles_by_tp_ratio:
             # Beside vLLM's own handles of parts of pages, and released with them.
-            self.src_xfer_handles_by_tp_ratio[key] = [
-                self.nixl_wrapper.prep_xfer_dlist(
-                    "NIXL_INIT_AGENT",
-                    staging.rows(ratio, pieces, piece, self.device_id),
-                    mem_type=self.region_mem_types[0],
-                )
-                for piece in range(pieces)
-            ]
+            with contextlib.ExitStack() as undo:
+                handles = []
+                for piece in range(pieces):
+                    rows_here = staging.rows(ratio, pieces, piece, self.device_id)
+                    handles.append(
+                        self.nixl_wrapper.prep_xfer_dlist(
+                            "NIXL_INIT_AGENT", rows_here, mem_type=self.region_mem_types[0]
+                        )
+                    )
+                    undo.callback(self.nixl_wrapper.release_dlist_handle, handles[-1])
+                undo.pop_all()
+            self.src_xfer_handles_by_tp_ratio[key] = handles
         converter.prepare_staged(agreement, staging)
         handle = self.nixl_wrapper.prep_xfer_dlist(agent, rows, mem_type=self.dst_region_mem_types[remote.engine_id][0])
         through = self._through.setdefault(remote.engine_id, _Through(agreement, {}, int(rows[0, 4])))
