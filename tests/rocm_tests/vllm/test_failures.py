@@ -324,6 +324,120 @@ def test_a_peer_that_comes_back_with_other_pages_is_agreed_with_anew(engines: An
         successor.close()
 
 
+def stalled(decoder: Any, monkeypatch: pytest.MonkeyPatch, what: str) -> tuple[Any, Any]:
+    """Holds reads or conversions of a decoder: whether one has come there, and what lets them go on."""
+    if what == "conversion":
+        gate = Gate(decoder, monkeypatch)
+        return gate.entered.is_set, gate.opened.set
+    nixl, opened = decoder.worker().nixl_wrapper, threading.Event()
+    check = nixl.check_xfer_state
+    monkeypatch.setattr(nixl, "check_xfer_state", lambda handle: check(handle) if opened.is_set() else "PROC")
+    return lambda: "slow" in decoder.worker()._recving_transfers, opened.set
+
+
+@pytest.mark.parametrize("what", ["read", "conversion"])
+def test_a_peer_that_registers_again_fails_what_is_read_of_it(
+    engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """vLLM forgets the peer at once; until it is known again nothing says what the pages of the read are."""
+    prefill, decoder, values = pair
+    assert engines.pull(prefill, decoder, "before").arrived
+    worker, known = decoder.worker(), threading.Event()
+    under_way, go_on = stalled(decoder, monkeypatch, what)
+    handshake = worker._nixl_handshake
+    monkeypatch.setattr(worker, "_nixl_handshake", lambda *a, **k: known.wait(30) and handshake(*a, **k))
+    engines.announce(prefill, "slow")
+    decoder.step(0, engines.wanted(prefill, "slow", REMOTE, LOCAL))
+    assert engines.until(lambda: bool(decoder.step(0)) and under_way())
+    engines.announce(prefill, "next")
+    told = engines.wanted(prefill, "next", (3,), (9,))
+    told.reqs_to_recv["next"].remote.registration_generation = 1
+    results = [decoder.step(0, told)] + [decoder.step(0) for _ in range(5)]
+    assert prefill.id not in worker._remote_agents
+    assert not any(result.finished_recving for result in results), "its pages and slots are still written to"
+    go_on()
+    assert engines.until(lambda: results.append(decoder.step(0)) or results[-1].finished_recving)
+    assert results[-1].finished_recving == results[-1].failed_recving == {"slow"}
+    assert decoder.workers[0].get_block_ids_with_load_errors() == set(LOCAL)
+    assert not worker._reads
+    known.set()
+    assert engines.until(lambda: results.append(decoder.step(0)) or results[-1].finished_recving)
+    assert results[-1].finished_recving == {"next"}
+    assert not results[-1].failed_recving
+    assert torch.equal(decoder.read((9,)), values[:, [3]])
+    assert worker._staging is None or worker._staging.slots.free == worker._staging.slots.count
+
+
+@pytest.mark.parametrize("what", ["read", "conversion"])
+def test_an_engine_that_sleeps_in_mid_read_fails_that_read(
+    engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    prefill, decoder, values = pair
+    under_way, go_on = stalled(decoder, monkeypatch, what)
+    engines.announce(prefill, "slow")
+    decoder.step(0, engines.wanted(prefill, "slow", REMOTE, LOCAL))
+    assert engines.until(lambda: bool(decoder.step(0)) and under_way())
+    go_on()
+    decoder.worker().unregister_kv_caches()
+    result = decoder.step(0)
+    assert result.finished_recving == result.failed_recving == {"slow"}
+    assert decoder.workers[0].get_block_ids_with_load_errors() == set(LOCAL)
+    assert not decoder.worker()._reads
+    decoder.worker().restore_kv_caches()
+    assert engines.pull(prefill, decoder, "after").arrived
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+
+
+def test_without_a_converter_a_peer_is_forgotten_as_safely(engines: Any, fleet: Any, pair: Any) -> None:
+    prefill = pair[0]
+    decoder = fleet.get(engines.Setup())
+    engines.announce(prefill, "slow")
+    worker = decoder.worker()
+    assert engines.pull(prefill, decoder, "before").arrived
+    decoder.workers[0].bind_connector_metadata(engines.wanted(prefill, "slow", REMOTE, LOCAL))
+    decoder.workers[0].start_load_kv(None)
+    worker._cleanup_remote_engine(prefill.id)
+    failed: set[str] = set()
+    assert engines.until(lambda: failed.update(decoder.step(0).failed_recving) or failed == {"slow"})
+    assert decoder.workers[0].get_block_ids_with_load_errors() == set(LOCAL)
+
+
+def test_a_request_without_an_agreement_is_no_request_without_a_conversion(engines: Any, pair: Any) -> None:
+    prefill, decoder, _ = pair
+    worker = decoder.worker()
+    engines.announce(prefill, "odd")
+    assert engines.pull(prefill, decoder, "before").arrived
+    # As a peer leaves it that writes into this engine, and was forgotten.
+    worker._recving_metadata["odd"] = engines.wanted(prefill, "odd", REMOTE, LOCAL).reqs_to_recv["odd"]
+    worker._recving_transfers["odd"] = []
+    worker._agreements.clear()
+    assert decoder.step(0).failed_recving == {"odd"}
+
+
+@pytest.mark.parametrize("what", ["read", "conversion"])
+def test_a_request_that_is_read_twice_is_refused(
+    engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The first read writes to its slots until it ends, and the second one's handles would end with its conversion."""
+    prefill, decoder, values = pair
+    under_way, go_on = stalled(decoder, monkeypatch, what)
+    engines.announce(prefill, "slow")
+    decoder.step(0, engines.wanted(prefill, "slow", REMOTE, LOCAL))
+    assert engines.until(lambda: bool(decoder.step(0)) and under_way())
+    results = [decoder.step(0, engines.wanted(prefill, "slow", (3, 4), (9, 10)))]
+    results += [decoder.step(0) for _ in range(5)]
+    assert not any(result.finished_recving for result in results)
+    go_on()
+    assert engines.until(lambda: results.append(decoder.step(0)) or results[-1].finished_recving)
+    assert results[-1].failed_recving == {"slow"}
+    assert decoder.workers[0].get_block_ids_with_load_errors() == {9, 10}
+    assert (decoder.read((9, 10)) == engines.POISON).all()
+    worker = decoder.worker()
+    assert worker._staging is None or worker._staging.slots.free == worker._staging.slots.count
+    assert engines.pull(prefill, decoder, "after").arrived
+    assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+
+
 def test_every_handle_is_released(engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """known fault 48"""
     prefill, decoder, _ = pair

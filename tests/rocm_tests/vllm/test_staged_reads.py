@@ -220,7 +220,7 @@ def test_slots_are_a_requests_until_its_pages_are_converted(
         engines.announce(peer, name)
         decoder.step(0, engines.wanted(peer, name, remote, local))
     assert engines.until(lambda: bool(decoder.step(0)) and len(worker._conversions) == 3)
-    taken = [slot for read in worker._staged.values() for slot in read.slots]
+    taken = [slot for read in worker._reads.values() for slot in read.slots]
     assert len(set(taken)) == len(taken) == 8
     assert free(decoder) == BLOCKS - 8
     # An abort or a preemption of the scheduler changes nothing.
@@ -234,7 +234,7 @@ def test_slots_are_a_requests_until_its_pages_are_converted(
     done: set[str] = set()
     assert engines.until(lambda: done.update(decoder.step(0).finished_recving) or done == set(reads))
     assert free(decoder) == BLOCKS
-    assert not worker._staged
+    assert not worker._reads
     assert torch.equal(decoder.read((4, 0, 6, 1, 2, 3)), values[:, [1, 5, 2, 7, 0, 6]])
     assert torch.equal(decoder.read((9, 10)), others[:, [3, 4]])
 

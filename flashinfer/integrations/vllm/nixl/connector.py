@@ -25,6 +25,8 @@ class PagePullWorker(PageFormatMixin, NixlPullConnectorWorker):
     _LEANED_ON = internals.METHODS | internals.PULL_METHODS
 
     def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
+        if self._refuses_second_read(req_id, meta):
+            return
         self._align_pages(meta)
         super()._read_blocks_for_req(req_id, meta)
 

@@ -358,6 +358,11 @@ class PageFormatMixin(StagingMixin):
 
     def _cleanup_remote_engine(self, engine_id: str, *, log_eviction: bool = True) -> None:
         self._agreements.pop(engine_id, None)
+        # Either side's memory is another now, and vLLM looks up the peer's page size when a read ends well.
+        for req_id in list(self._recving_transfers):
+            meta = self._recving_metadata.get(req_id)
+            if meta is not None and meta.remote.engine_id == engine_id:
+                self._fail(req_id, "peer_forgotten", "The peer was forgotten while the request was read")
         super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
 
     # What was received.
@@ -402,15 +407,18 @@ class PageFormatMixin(StagingMixin):
             del self._conversions[req_id]
             done.add(req_id)
             self._end_conversion(req_id, running, failed)
-        if self._staging is not None:
-            self._free_slots(self._staging)
+        self._end_reads()
         return done, failed
 
     def _start_conversion(self, req_id: str, converter: Conversions) -> None:
         meta = self._recving_metadata[req_id]
-        staged = self._staged.get(req_id)
-        agreement = staged.agreement if staged else self._agreements.get(meta.remote.engine_id)
-        if agreement is None or agreement.src is None:
+        read = self._reads.get(req_id)
+        # Of a peer that writes, which tells only when it has written.
+        agreement = read.agreement if read else self._agreements.get(meta.remote.engine_id)
+        if agreement is None:
+            self._fail(req_id, "peer_forgotten", "Nothing says what pages the peer has written")
+            return
+        if agreement.src is None:
             return
         # Just the pages that were read: those of a local prefix are not in this list.
         pages = [(page, agreement.ratio) for group in meta.local_physical_block_ids for page in group]
@@ -418,7 +426,20 @@ class PageFormatMixin(StagingMixin):
             groups = zip(meta.local_physical_block_ids, meta.remote.block_ids, strict=True)
             pages = [page for local, remote in groups for page in landing.covered(local, remote, agreement.ratio)]
         if pages:
-            self._conversions[req_id] = converter.start(agreement, pages, staged.slots if staged else None)
+            self._conversions[req_id] = converter.start(agreement, pages, read.slots if read else None)
+
+    def _fail(self, req_id: str, failure_type: str, why: str) -> None:
+        """Have vLLM report a request as a failed receive, with its blocks, when its last handle has ended."""
+        self._log_failure(failure_type=failure_type, req_id=req_id, msg=why)
+        self._recv_failures.add(req_id)
+
+    def _refuses_second_read(self, req_id: str, meta: Any) -> bool:
+        """Whether a request of this name is being read, which then fails."""
+        if req_id not in self._reads or not any(map(len, meta.local_block_ids)):
+            return False
+        # Two reads of one name would share the slots, and the second's handles end with the first's conversion.
+        self._fail(req_id, "read_twice", "A request of this name is still being read")
+        return True
 
     def _end_conversion(self, req_id: str, ended: Conversion, failed: set[str]) -> None:
         error = ended.error()

@@ -79,19 +79,21 @@ class Slots:
 
 
 @dataclasses.dataclass
-class StagedRead:
-    """One request whose pages land in staging.
+class Read:
+    """One request that is being read or converted.
 
     Parameters
     ----------
     agreement
-        What lands in a slot, and what it becomes; like formats where it only moves.
+        What arrives, and what it becomes; like formats where pages only move. It is the read's own, for the peer may be
+        forgotten before the read ends, and agreed with anew.
     slots
-        One for each local page, in order. They are the transfer's, then the conversion's.
+        Of staging, one for each local page, in order: the transfer's, then the conversion's. None of a request that is
+        read straight into its pages.
     """
 
     agreement: Agreement
-    slots: list[int]
+    slots: list[int] | None = None
 
 
 class Staging:

@@ -17,7 +17,7 @@ from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.integrations.vllm.nixl.agreement import Agreement
 from flashinfer.integrations.vllm.nixl.halves import abut
 from flashinfer.integrations.vllm.nixl.landing_mixin import LandingMixin
-from flashinfer.integrations.vllm.nixl.staging import KNOB, StagedRead, Staging, whole_pages
+from flashinfer.integrations.vllm.nixl.staging import KNOB, Read, Staging, whole_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,8 @@ class StagingMixin(LandingMixin):
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._staging: Staging | None = None
-        self._staged: dict[str, StagedRead] = {}
+        # What is being read for the converter; where there is none, what arrives is what is wanted.
+        self._reads: dict[str, Read] = {}
         self._through: dict[str, _Through] = {}
         # Of the read that is being listed now; vLLM then counts whole pages of a layer where it counts halves else.
         self._reading: _Through | None = None
@@ -148,9 +149,12 @@ class StagingMixin(LandingMixin):
     @contextlib.contextmanager
     def _through_staging(self, req_id: str, engine_id: str, read_spec: Any) -> Iterator[dict[str, Any]]:
         """What of a call of `_read_blocks` is replaced: nothing if the request is read straight into its pages."""
+        # A notification alone is no read.
+        if self._converter is not None and any(map(len, read_spec.local_block_ids)):
+            self._reads.setdefault(req_id, Read(self._agreements[engine_id]))
         through = self._through.get(engine_id)
-        staged = through and self._stage(req_id, through, read_spec, self.tp_mappings[engine_id].all_source_ranks)
-        if through is None or staged is None:
+        slots = through and self._stage(req_id, through, read_spec, self.tp_mappings[engine_id].all_source_ranks)
+        if through is None or slots is None:
             yield {}
             return
         agreement, rank = through.agreement, read_spec.remote_rank
@@ -158,7 +162,7 @@ class StagingMixin(LandingMixin):
         self._reading = through
         try:
             yield {
-                "read_spec": dataclasses.replace(read_spec, local_block_ids=[list(staged.slots)]),
+                "read_spec": dataclasses.replace(read_spec, local_block_ids=[list(slots)]),
                 "local_xfer_side_handle": self.src_xfer_handles_by_tp_ratio[
                     ("staging", agreement.ratio, agreement.pieces)
                 ][slot],
@@ -167,7 +171,7 @@ class StagingMixin(LandingMixin):
         finally:
             self._reading = None
 
-    def _stage(self, req_id: str, through: _Through, read_spec: Any, ranks: Any) -> StagedRead | None:
+    def _stage(self, req_id: str, through: _Through, read_spec: Any, ranks: Any) -> list[int] | None:
         """The request's slots. What the first rank of a peer gets, all get: a page's pieces are put together there."""
         pages = sum(map(len, read_spec.local_block_ids))
         if (
@@ -178,15 +182,15 @@ class StagingMixin(LandingMixin):
         ):
             return None
         if read_spec.remote_rank != ranks[0]:
-            return self._staged.get(req_id)
+            return self._reads[req_id].slots
         slots = self._staging.slots.take(pages)
         if slots is None:
             self.xfer_stats.record_not_staged(pages)
             self._tell_of_full_staging(pages, self._staging)
             return None
         self.xfer_stats.record_staged(pages)
-        self._staged[req_id] = StagedRead(through.agreement, slots)
-        return self._staged[req_id]
+        self._reads[req_id] = Read(through.agreement, slots)
+        return slots
 
     def _tell_of_full_staging(self, pages: int, staging: Staging) -> None:
         if self._told_of_full_staging:
@@ -234,7 +238,9 @@ class StagingMixin(LandingMixin):
         )
         return ids
 
-    def _free_slots(self, staging: Staging) -> None:
+    def _end_reads(self) -> None:
         """Of requests that NIXL moves nothing for any more and nobody converts: neither is left among the transfers."""
-        for req_id in self._staged.keys() - self._recving_transfers.keys():
-            staging.slots.give_back(self._staged.pop(req_id).slots)
+        for req_id in self._reads.keys() - self._recving_transfers.keys():
+            slots = self._reads.pop(req_id).slots
+            if slots is not None and self._staging is not None:
+                self._staging.slots.give_back(slots)
