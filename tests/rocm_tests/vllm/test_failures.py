@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -436,6 +438,20 @@ def test_a_request_that_is_read_twice_is_refused(
     assert worker._staging is None or worker._staging.slots.free == worker._staging.slots.count
     assert engines.pull(prefill, decoder, "after").arrived
     assert torch.equal(decoder.read(LOCAL), values[:, list(REMOTE)])
+
+
+def test_after_shutdown_nothing_holds_the_caches(engines: Any, pair: Any) -> None:
+    prefill, decoder, _ = pair
+    assert engines.pull(prefill, decoder, "before").arrived
+    worker = decoder.worker()
+    kept = [worker._converter, *(converter for _, converter in worker._converter.by_agreement.values())]
+    kept += [] if worker._staging is None else [worker._staging, worker._staging.memory]
+    dead = [weakref.ref(thing) for thing in kept]
+    kept.clear()
+    decoder.workers[0].shutdown()
+    gc.collect()
+    assert [reference() for reference in dead] == [None] * len(dead)
+    decoder.workers[0].shutdown()
 
 
 def test_every_handle_is_released(engines: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:

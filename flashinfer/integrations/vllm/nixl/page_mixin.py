@@ -464,3 +464,6 @@ class PageFormatMixin(StagingMixin):
         if converter is not None:
             converter.close()
         super().shutdown()
+        # The caches are freed when nobody refers to them, and this worker may be kept for longer.
+        self._converter = self._staging = None
+        self._conversions, self._reads = {}, {}
