@@ -10,6 +10,7 @@ import torch
 
 from flashinfer.core.checks import INT32_MAX, fail, integer, refuse_extras
 from flashinfer.core.metadata import on_host
+from flashinfer.ops import attention as ops
 from flashinfer.planned import dtype_of, refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
 from flashinfer.run_options import Options, Results
@@ -321,6 +322,10 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedPagedAttention):
     def forward_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """`forward` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
         return self.forward(*args, **{"return_lse": True, **options})
+
+
+# For `flashinfer.explain(wrapper.run, ...)`.
+BatchDecodeWithPagedKVCacheWrapper.run.__dict__["explained_as"] = ops.PAGED
 
 
 def _dtypes(

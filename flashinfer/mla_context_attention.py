@@ -15,6 +15,7 @@ from flashinfer.core.dtypes import FP8
 from flashinfer.core.errors import BackendUnavailableError, NotPlannedError
 from flashinfer.core.mla_project import widened, widened_weight
 from flashinfer.core.mla_shape import MlaShape, cache_rows, why_not_rows
+from flashinfer.core.op import STEP
 from flashinfer.mla_context_planner import MlaContextPlan, MlaContextPlanner, MlaContextStep
 from flashinfer.ops import attention as attention_ops
 from flashinfer.ops import concat_mla as concat_ops
@@ -388,7 +389,7 @@ class MlaContextAttention:
             partial, partial_lse = torch.empty_like(out[rows]), torch.empty_like(lse[rows])
             lengths = chunk.max_q_len, chunk.max_kv_len
             self._attend(q[rows], keys, values, part.qo_indptr, part.kv_indptr, False, lengths, partial, partial_lse)
-            merge_ops.merge_state_in_place(out[rows], lse[rows], partial, partial_lse, None)
+            merge_ops.merge_state_in_place(out[rows], lse[rows], partial, partial_lse, None, backend=f"{STEP}auto")
         return out, lse
 
     def _check_run(
@@ -490,7 +491,8 @@ class MlaContextAttention:
         wide = widened_weight(weight, weight_scale, dtype)
         torch.matmul(latent[:, : shape.kv_lora_rank], wide.T, out=product)
         up = product.view(tokens, shape.num_heads, width)
-        concat_ops.concat_mla_k(k, up[..., : shape.qk_nope_head_dim], latent[:, None, shape.kv_lora_rank :])
+        parts = up[..., : shape.qk_nope_head_dim], latent[:, None, shape.kv_lora_rank :]
+        concat_ops.concat_mla_k(k, *parts, backend=f"{STEP}auto")
         return k.to(step.q_data_type), up[..., shape.qk_nope_head_dim :].to(step.q_data_type)
 
 

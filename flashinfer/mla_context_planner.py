@@ -15,6 +15,7 @@ import torch
 from flashinfer.core.checks import INDEX_DTYPES, INT32_MAX, describe, fail, integer
 from flashinfer.core.errors import InvalidArgumentError
 from flashinfer.core.metadata import on_host
+from flashinfer.core.op import STEP
 from flashinfer.ops import mla_context as ops
 
 PLANNER = "MlaContextPlanner"
@@ -197,7 +198,8 @@ class MlaContextPlanner:
         self._check_columns(block_tables, longest)
         there, requests, starts, indptr, rows, *of_chunks = parts
         if tokens:
-            ops.mla_context_indices(block_tables, requests, starts, indptr, num_pages, self.page_size, rows)
+            sizes = num_pages, self.page_size
+            ops.mla_context_indices(block_tables, requests, starts, indptr, *sizes, rows, backend=f"{STEP}auto")
         steps = _made(MlaContextStep, _chunks(numbers), of_chunks[::3], of_chunks[1::3], of_chunks[2::3])
         return MlaContextPlan(tuple(steps), there, batch, queries, tokens, max_q_len, self.page_size, num_pages)
 

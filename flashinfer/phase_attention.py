@@ -13,6 +13,7 @@ from flashinfer.core.checks import INDEX_DTYPES, INT32_MAX, describe, fail, inte
 from flashinfer.core.dtypes import FP8
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.core.metadata import on_host
+from flashinfer.core.op import STEP
 from flashinfer.dense_kv import dense_kv
 from flashinfer.ops import attention as attention_ops
 from flashinfer.ops import gather as gather_ops
@@ -282,7 +283,7 @@ class BatchPhaseAttentionWrapper:
         if self._use_cuda_graph and self._indices is not None:
             self._indices[: plan.total_pages].copy_(kv_indices[: plan.total_pages], non_blocking=True)
         else:
-            self._indices = kv_indices.to(self.device, non_blocking=True)
+            self._indices = kv_indices.to(self.device, non_blocking=True).contiguous()
         self._options, self._plan = options, plan
 
     def _planned(self) -> tuple[BatchPlan, _Options, torch.Tensor, torch.Tensor]:
@@ -444,7 +445,7 @@ class BatchPhaseAttentionWrapper:
         gather_ops.gather_paged_kv(
             *(*call.caches, indices, table),
             *(words[chunk.starts], words[chunk.kv_indptr], self._kv_layout, *call.scales, k, v),
-            backend=self._of(gather_ops.gather_paged_kv.backends),
+            backend=f"{STEP}{self._backend}",
         )
         part = torch.empty_like(q, memory_format=torch.contiguous_format)
         part_lse = lse.new_empty(lse.shape)
@@ -455,10 +456,8 @@ class BatchPhaseAttentionWrapper:
             *(part, part_lse),
             backend=self._backend,
         )
-        merge_ops.merge_state_in_place(
-            out, lse, part, part_lse, None, backend=self._of(merge_ops.merge_state_in_place.backends)
-        )
+        merge_ops.merge_state_in_place(out, lse, part, part_lse, None, backend=f"{STEP}{self._backend}")
 
-    def _of(self, backends: tuple[str, ...]) -> str:
-        """The backend that was named, where an op has it: only attention has all of them."""
-        return self._backend if self._backend in backends else "auto"
+
+# For `flashinfer.explain(wrapper.run, ...)`.
+BatchPhaseAttentionWrapper.run.__dict__["explained_as"] = attention_ops.PAGED

@@ -289,6 +289,10 @@ class PlannedAttention:
                 "pad the batch with requests of length 0",
             )
 
+    def _drop_plan(self) -> None:
+        """Begin a plan whose arguments may yet be refused: half of it must not run. A graph keeps what it captured."""
+        self._planned = self._planned and self._use_cuda_graph
+
     def _on_device(self, t: torch.Tensor) -> torch.Tensor:
         """Metadata where kernels read them: themselves if they are there, else copied from memory that is nobody's."""
         if t.device == self.device:
@@ -411,6 +415,10 @@ class PlannedAttention:
     def _options(self) -> Options:
         return Options(self._causal, self._window_left, self._logits_soft_cap, self._sm_scale)
 
+    @property
+    def _backend_of_run(self) -> str:
+        return "auto" if self._backend in AUTO_NAMES else self._backend
+
     def _check_run(self, named: dict[str, torch.Tensor], kv: tuple[str, ...]) -> None:
         """What the op cannot know: the plan."""
         for name, t in named.items():
@@ -451,6 +459,6 @@ class PlannedAttention:
             *(options.logits_soft_cap, 1.0, v_scale, sinks, self._custom_mask_buf, self._mask_indptr_buf),
             *(results.needs_lse, self._fixed_q_len if self._split_size else self._max_q_len, self._max_kv_len),
             *(self._split_size, self._scratch(), *into),
-            backend="auto" if self._backend in AUTO_NAMES else self._backend,
+            backend=self._backend_of_run,
         )
         return results.returned(out, lse)

@@ -11,6 +11,7 @@ import torch
 from flashinfer.core.checks import INT32_MAX, describe, fail, integer
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.core.metadata import on_host
+from flashinfer.core.op import STEP
 from flashinfer.dense_kv import ALIGNMENT, Gathered, dense_kv, dense_table, worth_gathering, worth_in_a_graph
 from flashinfer.host_batch import HostBatch
 from flashinfer.ops import attention as ops
@@ -61,6 +62,7 @@ class PlannedPagedAttention(PlannedAttention):
     def _keep_shape(self, batch: int, heads: int, kv_heads: int, dims: tuple[int, int], page_size: int) -> None:
         for name, value in (("num_qo_heads", heads), ("num_kv_heads", kv_heads), ("page_size", page_size)):
             integer(self._name, name, value, 1, INT32_MAX)
+        self._drop_plan()
         self._batch_size, self._num_qo_heads, self._num_kv_heads = batch, heads, kv_heads
         self._head_dim_qk, self._head_dim_vo = dims
 
@@ -201,10 +203,9 @@ class PlannedPagedAttention(PlannedAttention):
         if workspace.numel() < need:
             fail(self._name, "float_workspace_buffer", f"of at least {need} bytes for this plan", workspace.numel())
         k, v = dense_kv(workspace[gathered.begin :], shape, q.dtype)
-        backends = gather_ops.gather_paged_kv.backends
         gather_ops.gather_paged_kv(
             *(k_cache, v_cache, indices, indptr, table.starts, table.kv_indptr, self._kv_layout, 1.0, 1.0, k, v),
-            backend=self._backend if self._backend in backends else "auto",
+            backend=f"{STEP}{self._backend_of_run}",
         )
         return k, v, table.kv_indptr
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flashinfer.core.checks import fail, refuse_extras
+from flashinfer.ops import attention as ops
 from flashinfer.planned import refuse_items, refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
 from flashinfer.run_options import Options, Results
@@ -160,13 +161,13 @@ token_pos_in_items_len, max_item_len_ptr, use_token_head_sf
             f"{WRAPPER}.plan", prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
         refuse_extras(f"{WRAPPER}.plan", {"use_token_head_sf": use_token_head_sf}, {})
+        self._check_metadata({"paged_kv_last_page_len": (paged_kv_last_page_len, None)})
         batch = paged_kv_last_page_len.numel()
         self._check_metadata(
             {
                 "qo_indptr": (qo_indptr, batch + 1),
                 "paged_kv_indptr": (paged_kv_indptr, batch + 1),
                 "paged_kv_indices": (paged_kv_indices, None),
-                "paged_kv_last_page_len": (paged_kv_last_page_len, None),
             }
         )
         self._check_batch("paged_kv_last_page_len", batch)
@@ -298,3 +299,7 @@ token_pos_in_items_len, max_item_len_ptr, use_token_head_sf
     def forward_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """`forward` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
         return self.forward(*args, **{"return_lse": True, **options})
+
+
+# For `flashinfer.explain(wrapper.run, ...)`.
+BatchPrefillWithPagedKVCacheWrapper.run.__dict__["explained_as"] = ops.PAGED

@@ -143,6 +143,7 @@ token_pos_in_items_len, max_item_len_ptr, v_indptr, o_indptr, use_token_head_sf
         size = qo_indptr.numel()
         self._check_metadata({"kv_indptr": (kv_indptr, size)})
         self._check_batch("qo_indptr", size - 1)
+        self._drop_plan()
         self._batch_size, self._num_qo_heads, self._num_kv_heads = size - 1, num_qo_heads, num_kv_heads
         self._head_dim_qk, self._head_dim_vo = head_dim_qk, head_dim_vo or head_dim_qk
         self._keep_dtypes(q_data_type, kv_data_type, o_data_type)
@@ -270,3 +271,7 @@ token_pos_in_items_len, max_item_len_ptr, v_indptr, o_indptr, use_token_head_sf
             k, v = k.transpose(0, 1), v.transpose(0, 1)
         tensors = k, v, self._qo_indptr_buf, self._kv_indptr_buf
         return self._attend(ops.ragged_attention, q, tensors, self._head_dim_vo, options, scales, sinks, results)
+
+
+# For `flashinfer.explain(wrapper.run, ...)`.
+BatchPrefillWithRaggedKVCacheWrapper.run.__dict__["explained_as"] = ops.RAGGED

@@ -31,6 +31,10 @@ logger = logging.getLogger("flashinfer")
 LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
 OPS: dict[str, Op] = {}
 
+# Before the backend of a call that is a step inside of another, as a wrapper's fetch of keys is: few ops have the same
+# backends, so a name that is not one of a step's own leaves it the choice.
+STEP = "step:"
+
 _asked_only: ContextVar[dict[str, str | None] | None] = ContextVar("flashinfer_asked_only", default=None)
 _override: ContextVar[str | None] = ContextVar("flashinfer_backend", default=None)
 
@@ -66,7 +70,8 @@ def known_backends() -> list[str]:
 def use_backend(name: str) -> Iterator[None]:
     """Run the calls inside with one backend, as if each were given `backend=name`.
 
-    A call that names a backend itself keeps it. Inside a compiled function only `backend=` works: the compiler does
+    A call that names a backend itself keeps it, and steps of a wrapper that do not have it, such as the fetch of pages
+    around attention, take one of their own. Inside a compiled function only `backend=` works: the compiler does
     not trace this context.
 
     Parameters
@@ -182,7 +187,9 @@ class Op:
         answers = _asked_only.get()
         if answers is not None:
             self.check_call(args)
-            answers.update(self.reasons(args, backend))
+            if not _is_step(backend):
+                # A backend takes what is asked about if it takes all calls of it.
+                answers.update({name: answers.get(name) or r for name, r in self.reasons(args, backend).items()})
             return None
         try:
             run = self.select(args, backend)
@@ -305,8 +312,12 @@ class Op:
             _asked_only.reset(token)
 
     def wanted(self, backend: str) -> tuple[str, ...]:
-        """Backends to try: all of them for "auto", else the one that the call, the context or the variable names."""
-        source = "backend"
+        """Backends to try: all of them for "auto", else the one that the call, the context or the variable names.
+
+        A call marked with `STEP` tries all of them also where the name is none of its own.
+        """
+        source, step = "backend", _is_step(backend)
+        backend = backend.removeprefix(STEP) if step else backend
         if backend == "auto":
             override = _override.get()
             if override is None:
@@ -317,6 +328,8 @@ class Op:
             return self.backends
         if backend in self.backends:
             return (backend,)
+        if step:
+            return self.backends
         if backend in known_backends():
             raise BackendUnavailableError(
                 f"{self.name}: no backend takes this call\n"
@@ -324,6 +337,10 @@ class Op:
             )
         names = self.backends if source == "backend" else known_backends()
         raise InvalidArgumentError(f"{self.name}: {source} must be one of {('auto', *names)}, got {backend!r}")
+
+
+def _is_step(backend: object) -> bool:
+    return isinstance(backend, str) and backend.startswith(STEP)
 
 
 def _flat(args: Any) -> Iterator[Any]:

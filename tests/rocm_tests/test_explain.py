@@ -13,10 +13,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashinfer
+from flashinfer import dense_kv
 from flashinfer.core import env
 from flashinfer.core.op import OPS
 from flashinfer.kv import PageFormat
 from flashinfer.ops import page as ops
+from rocm_tests.attention.wrapper_case import Case
 from rocm_tests.core.environment import set_variable
 
 INDEX = torch.zeros(1, dtype=torch.int32)
@@ -176,6 +178,35 @@ def test_overrides_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert flashinfer.explain(flashinfer.append_paged_kv_cache, *arguments) == {"reference": None}
     set_variable(monkeypatch, env.backend, "native")
     assert flashinfer.explain(flashinfer.append_paged_kv_cache, *arguments) == {"native": None}
+
+
+def test_the_run_of_a_planned_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attention it comes to; other steps, as the gather of shuffled pages, have other backends."""
+    monkeypatch.setattr(dense_kv, "ROWS_WORTH", 1)
+    case = Case([1, 1], [21, 12], kv_layout="SHUFFLED", dtype=torch.float16, page_size=8)
+    decode, paged, ragged = case.decode(), case.paged(), case.ragged()
+    case.plan_decode(decode)
+    case.plan_paged(paged, causal=True)
+    case.plan_ragged(ragged)
+    assert paged.gathers_pages
+    mixed = flashinfer.BatchAttention("SHUFFLED", "cpu")
+    lens, shape = case.table.seq_lens, (*case.heads, case.D, case.D, case.page_size)
+    mixed.plan(case.qo_indptr, *case.pages[:2], lens, *shape, **case.dtypes)
+    phases = flashinfer.BatchPhaseAttentionWrapper(case.workspace(), "SHUFFLED")
+    longer = Case([3, 1], [21, 12], kv_layout="SHUFFLED", dtype=torch.float16, page_size=8)
+    phases.plan(longer.qo_indptr, *longer.pages, *longer.shape, **longer.dtypes)
+    new = longer.k[:4], longer.v[:4]
+    for run, arguments in (
+        (decode.run, (case.q, case.cache)),
+        (paged.run, (case.q, case.cache)),
+        (ragged.run, (case.q, case.k, case.v)),
+        (mixed.run, (case.q, case.cache)),
+        (phases.run, (longer.q, *new, longer.cache)),
+    ):
+        answers = flashinfer.explain(run, *arguments)
+        assert list(answers) == ["triton", "aiter", "reference"]
+        assert answers["aiter"] is not None
+        assert answers["reference"] is None
 
 
 def test_bad_arguments_and_unknown_ops_are_refused() -> None:

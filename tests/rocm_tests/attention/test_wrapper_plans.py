@@ -160,6 +160,19 @@ def test_before_the_first_plan(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_half_of_a_refused_plan_does_not_run(kind: str) -> None:
+    case, other = Case([1, 1], [9, 6]), Case([1, 1], [5, 7], seed=1)
+    wrapper = getattr(case, kind)()
+    plan(kind, case, wrapper)
+    with pytest.raises(flashinfer.InvalidArgumentError, match="window_left must be an integer from -1"):
+        plan(kind, other, wrapper, window_left=-7)
+    with pytest.raises(NotPlannedError, match=r"plan\(\) must be called before run\(\)"):
+        wrapper.run(*inputs(kind, case))
+    plan(kind, case, wrapper)
+    case.compare(wrapper.run(*inputs(kind, case), return_lse=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_workspace_is_as_large_as_it_says(kind: str) -> None:
     case = Case([1, 1], [5, 60])
     wrapper = getattr(case, kind)()
@@ -226,6 +239,7 @@ def test_bad_plans_are_named() -> None:
         ((indptr[:2], indices, last), "paged_kv_indptr must be of length 3, one more than the batch size, got 2"),
         ((indptr.float(), indices, last), "paged_kv_indptr must be a 1-D int32 or int64 tensor, got float32"),
         ((indptr, indices.view(-1, 1), last), "paged_kv_indices must be a 1-D int32 or int64 tensor"),
+        ((indptr, indices, last.tolist()), "paged_kv_last_page_len must be a 1-D int32 or int64 tensor, got list"),
     ):
         with pytest.raises(flashinfer.InvalidArgumentError, match=f"PagedKVCacheWrapper: {sentence}"):
             case.paged().plan(case.qo_indptr, *metadata, *case.shape, **case.dtypes)

@@ -19,6 +19,7 @@ from flashinfer.core.attention_work import FixedPieces, scratch_elements
 from flashinfer.testing.compare import assert_close, assert_equal_bits
 from flashinfer.testing.generators import UNUSED_PAGE_ID
 from rocm_tests.attention.case import NAN, Case
+from rocm_tests.attention.wrapper_case import Case as WrapperCase
 
 OCP, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 DECODE: dict[str, Any] = {"q_lens": [1, 1, 1], "kv_lens": [150, 0, 17], "D": 64}
@@ -265,6 +266,23 @@ def merging(device: str, dtype: torch.dtype, arguments: dict[str, Any]) -> None:
             assert_equal_bits(sums[keep], s_a[keep].contiguous())
 
 
+def forced(device: str, dtype: torch.dtype, _: dict[str, Any]) -> None:
+    """Wrappers fetch keys in steps of other backends than attention's; whoever names attention's need not know."""
+    place: dict[str, Any] = {"kv_layout": "SHUFFLED", "page_size": 8, "dtype": dtype, "device": device}
+    case = WrapperCase([70, 64], [40, 21], heads=(8, 1), **place)
+    paged = case.paged()
+    case.plan_paged(paged)
+    assert paged.gathers_pages
+    mixed = WrapperCase([3, 5], [27, 5], **place)
+    phases = flashinfer.BatchPhaseAttentionWrapper(mixed.workspace(), "SHUFFLED")
+    phases.plan(mixed.qo_indptr, *mixed.pages, *mixed.shape, **mixed.dtypes)
+    new = mixed.k[24:], mixed.v[24:]
+    for name in ("triton", "reference"):
+        with flashinfer.use_backend(name):
+            case.compare(paged.run(case.q, case.cache, return_lse=True))
+            mixed.compare(phases.run(mixed.q, *new, mixed.cache, return_lse=True), causal=True)
+
+
 Check = Callable[[str, torch.dtype, dict[str, Any]], None]
 CASES: dict[str, tuple[Check, dict[str, Any]]] = {
     **{name: (right, arguments) for name, arguments in BATCHES.items()},
@@ -284,6 +302,7 @@ CASES: dict[str, tuple[Check, dict[str, Any]]] = {
     "hints": (hints_change_nothing, DECODE),
     "equal keys": (equal_keys, {}),
     "bad metadata": (bad_metadata, {}),
+    "a backend that steps do not have": (forced, {}),
     "no pages": (no_pages, {}),
     **{
         f"merge {states} states of {dim}": (merging, {"tokens": 9, "heads": heads, "dim": dim, "states": states})

@@ -187,6 +187,33 @@ def test_a_backend_of_other_ops_is_not_the_callers_mistake(toy: Toy, monkeypatch
     assert "run 2" not in toy.calls
 
 
+def test_a_step_keeps_to_its_own_backends(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that another step of the same call has means nothing to this one."""
+    assert added(toy, size=2, backend=f"{core.STEP}plain") == 2
+    assert added(toy, size=2, backend=f"{core.STEP}native") == 1
+    for name, number in (("native", 1), ("plain", 2)):
+        with flashinfer.use_backend(name):
+            assert added(toy, size=2, backend=f"{core.STEP}auto") == number
+        set_variable(monkeypatch, env.backend, name)
+        assert added(toy, size=2, backend=f"{core.STEP}auto") == number
+    with pytest.raises(flashinfer.BackendUnavailableError, match="broken: needs a machine of another kind"):
+        added(toy, backend=f"{core.STEP}broken")
+    with toy.op.asked_only() as answers:
+        added(toy, backend=f"{core.STEP}auto")
+    assert answers == {}
+
+
+def test_what_declines_one_of_several_calls_declines_them_all(toy: Toy) -> None:
+    with toy.op.asked_only() as answers:
+        for size in (2, 3, 2):
+            added(toy, size=size, backend="auto")
+    assert answers == {
+        "picky": "needs 2 elements, got 3",
+        "plain": None,
+        "broken": "needs a machine of another kind",
+    }
+
+
 @pytest.mark.parametrize("name", [None, "", 7])
 def test_a_context_needs_a_name(name: object) -> None:
     refused = pytest.raises(flashinfer.InvalidArgumentError, match="use_backend: name must be a backend's name")

@@ -72,6 +72,17 @@ def test_fused(kind: str, batch: str) -> None:
     prefill.compare(prefill.run(attention))
 
 
+def test_steps_do_not_have_the_backend_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention and its merging have it, which plain torch stands in for; lookups and concatenation do not."""
+    for name in ("ragged_attention", "merge_state_in_place"):
+        monkeypatch.setitem(find_op(name)._loaded, "triton", find_op(name).functions("reference"))
+    prefill = Prefill([2, 3, 1], [21, 0, 43], dtype=BF16)
+    attention = prefill.attention(12, "unfused")
+    with flashinfer.use_backend("triton"):
+        prefill.plan(attention)
+        prefill.compare(prefill.run(attention))
+
+
 @pytest.mark.parametrize("budget", [4, 5, 8, 63, 64, 65])
 def test_budgets(budget: int) -> None:
     """However the contexts are cut, and whatever the workspace held before."""

@@ -204,7 +204,7 @@ def test_strided_inputs_and_wide_metadata() -> None:
     case = Case(MIXED, Geometry())
     qkv = torch.cat([case.q, case.k, case.v], dim=1)
     wrapper = WRAPPER(workspace(case.g, 2))
-    table = [t.long() for t in case.plan_arguments()[:4]]
+    table = [torch.stack([t.long(), t.new_full(t.shape, -1).long()], 1)[:, 0] for t in case.plan_arguments()[:4]]
     wrapper.plan(*table, *case.plan_arguments()[4:], **case.plan_options())
     out = wrapper.run(qkv[:, :4], qkv[:, 4:6], qkv[:, 6:], case.cache)
     torch.testing.assert_close(out.double(), case.expected()[0], rtol=2e-5, atol=2e-5)
