@@ -88,7 +88,7 @@ def test_concat_mla_k(nope: int, rope: int, vector: str, code_objects: Any, emul
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@pytest.mark.parametrize(("value", "report"), [(None, (0, 0, 0, 0)), (99, (8 << 8 | 20, 15, 99, 50))])
+@pytest.mark.parametrize(("value", "report"), [(None, (0, 0, 0, 0)), (99, (8 << 8 | 24, 15, 99, 50))])
 def test_mla_context_indices(value: int | None, report: Any, dtype: Any, code_objects: Any, emulator: Emulator) -> None:
     """300 tokens of three pieces, one of them empty, and rows behind them; then with a page that is not there."""
     code: CodeObject = code_objects("kernels/mla_context.cu", "gfx942")
