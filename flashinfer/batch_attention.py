@@ -10,6 +10,7 @@ import torch
 
 from flashinfer.core.checks import fail, refuse_extras
 from flashinfer.core.metadata import on_host
+from flashinfer.core.op import explained_as
 from flashinfer.ops import attention as ops
 from flashinfer.planned import refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
@@ -112,6 +113,7 @@ q_data_type, kv_data_type
         if self._float_workspace_buffer.numel() < self.workspace_size():
             self._float_workspace_buffer = torch.empty(self.workspace_size(), dtype=torch.uint8, device=self.device)
 
+    @explained_as(ops.PAGED)
     def run(
         self,
         q: torch.Tensor,
@@ -154,10 +156,6 @@ q_data_type, kv_data_type
         scales = scales_of(WRAPPER, None, k_scale, v_scale)
         found = self._run_pages(q, kv_cache, self._options, scales, None, Results(WRAPPER, out, lse, True))
         return found[0], found[1]
-
-
-# For `flashinfer.explain(wrapper.run, ...)`.
-BatchAttention.run.__dict__["explained_as"] = ops.PAGED
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):

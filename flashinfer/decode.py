@@ -10,6 +10,7 @@ import torch
 
 from flashinfer.core.checks import INT32_MAX, fail, integer, refuse_extras
 from flashinfer.core.metadata import on_host
+from flashinfer.core.op import explained_as
 from flashinfer.ops import attention as ops
 from flashinfer.planned import dtype_of, refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
@@ -223,6 +224,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedPagedAttention):
             self._qo_indptr_buf = torch.arange(batch + 1, dtype=torch.int32, device=self.device) * q_len_per_req
         self._q_len_per_req = q_len_per_req
 
+    @explained_as(ops.PAGED)
     def run(
         self,
         q: torch.Tensor,
@@ -322,10 +324,6 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedPagedAttention):
     def forward_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """`forward` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
         return self.forward(*args, **{"return_lse": True, **options})
-
-
-# For `flashinfer.explain(wrapper.run, ...)`.
-BatchDecodeWithPagedKVCacheWrapper.run.__dict__["explained_as"] = ops.PAGED
 
 
 def _dtypes(

@@ -15,6 +15,7 @@ from flashinfer.core.checks import INDEX_DTYPES, describe, fail, refuse_extras
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.core.metadata import Fetch, on_host
 from flashinfer.core.mla_plan import HostPlan, Shape
+from flashinfer.core.op import explained_as
 from flashinfer.ops import mla as ops
 from flashinfer.planned import scale_of
 
@@ -374,6 +375,7 @@ lse_mode, output_dtype, output_scale, scale_mode, skip_softmax, use_sinks
         if into is not None and host is not None and into.data_ptr() != indices.data_ptr():
             into[: host.total_pages].copy_(indices[: host.total_pages], non_blocking=True)
 
+    @explained_as(mla_plan.OP)
     def run(
         self,
         q_nope: torch.Tensor,
@@ -492,7 +494,3 @@ skip_softmax_threshold_scale_factor, bmm1_scale, bmm2_scale
         # A captured graph's planner may have been called since; the graph itself fixes the rows.
         if not self._use_cuda_graph and self._host is not None and q_nope.size(0) != self._host.total_q:
             fail(WRAPPER, "q_nope", f"of {self._host.total_q} rows as planned", q_nope.size(0))
-
-
-# For `flashinfer.explain(wrapper.run, ...)`.
-BatchMLAPagedAttentionWrapper.run.__dict__["explained_as"] = mla_plan.OP

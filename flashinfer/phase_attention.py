@@ -13,7 +13,7 @@ from flashinfer.core.checks import INDEX_DTYPES, INT32_MAX, describe, fail, inte
 from flashinfer.core.dtypes import FP8
 from flashinfer.core.errors import NotPlannedError
 from flashinfer.core.metadata import on_host
-from flashinfer.core.op import STEP
+from flashinfer.core.op import STEP, explained_as
 from flashinfer.dense_kv import dense_kv
 from flashinfer.ops import attention as attention_ops
 from flashinfer.ops import gather as gather_ops
@@ -291,6 +291,7 @@ class BatchPhaseAttentionWrapper:
             raise NotPlannedError(f"{WRAPPER}: plan() must be called first")
         return self._plan, self._options, self._words, self._indices
 
+    @explained_as(attention_ops.PAGED)
     def run(
         self,
         q: torch.Tensor,
@@ -457,7 +458,3 @@ class BatchPhaseAttentionWrapper:
             backend=self._backend,
         )
         merge_ops.merge_state_in_place(out, lse, part, part_lse, None, backend=f"{STEP}{self._backend}")
-
-
-# For `flashinfer.explain(wrapper.run, ...)`.
-BatchPhaseAttentionWrapper.run.__dict__["explained_as"] = attention_ops.PAGED

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flashinfer.core.checks import fail, refuse_extras
+from flashinfer.core.op import explained_as
 from flashinfer.ops import attention as ops
 from flashinfer.planned import refuse_items, refuse_rope, scales_of
 from flashinfer.planned_paged import PlannedPagedAttention
@@ -185,6 +186,7 @@ token_pos_in_items_len, max_item_len_ptr, use_token_head_sf
 
     begin_forward = plan
 
+    @explained_as(ops.PAGED)
     def run(
         self,
         q: torch.Tensor,
@@ -299,7 +301,3 @@ token_pos_in_items_len, max_item_len_ptr, use_token_head_sf
     def forward_return_lse(self, *args: Any, **options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """`forward` with `return_lse`. Compilers do not see through a `functools.partialmethod`."""
         return self.forward(*args, **{"return_lse": True, **options})
-
-
-# For `flashinfer.explain(wrapper.run, ...)`.
-BatchPrefillWithPagedKVCacheWrapper.run.__dict__["explained_as"] = ops.PAGED

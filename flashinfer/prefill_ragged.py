@@ -10,6 +10,7 @@ import torch
 
 from flashinfer.core.checks import fail, refuse_extras
 from flashinfer.core.metadata import on_host
+from flashinfer.core.op import explained_as
 from flashinfer.host_batch import HostBatch
 from flashinfer.ops import attention as ops
 from flashinfer.planned import PlannedAttention, refuse_items, refuse_rope, scales_of
@@ -171,6 +172,7 @@ token_pos_in_items_len, max_item_len_ptr, v_indptr, o_indptr, use_token_head_sf
             if buffer is not None and buffer.data_ptr() != t.data_ptr():
                 buffer.copy_(t, non_blocking=True)
 
+    @explained_as(ops.RAGGED)
     def run(
         self,
         q: torch.Tensor,
@@ -271,7 +273,3 @@ token_pos_in_items_len, max_item_len_ptr, v_indptr, o_indptr, use_token_head_sf
             k, v = k.transpose(0, 1), v.transpose(0, 1)
         tensors = k, v, self._qo_indptr_buf, self._kv_indptr_buf
         return self._attend(ops.ragged_attention, q, tensors, self._head_dim_vo, options, scales, sinks, results)
-
-
-# For `flashinfer.explain(wrapper.run, ...)`.
-BatchPrefillWithRaggedKVCacheWrapper.run.__dict__["explained_as"] = ops.RAGGED

@@ -93,6 +93,16 @@ def use_backend(name: str) -> Iterator[None]:
         _override.reset(token)
 
 
+def explained_as(op: str) -> Callable[[Run], Run]:
+    """Mark the `run` of a wrapper as calls of an op: `flashinfer.explain(wrapper.run, ...)` then speaks of that."""
+
+    def mark(function: Run) -> Run:
+        function.__dict__["explained_as"] = op
+        return function
+
+    return mark
+
+
 class Op:
     """An operation of the package.
 
